@@ -1,0 +1,57 @@
+"""What several commands are given: recipes, targets, quantities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fenno import console, errors
+from fenno.errors import UsageError
+
+RecipeArgument = Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="a recipe file or an embedded recipe's name")]
+TargetOption = Annotated[
+    list[str] | None, typer.Option(help="p95_ttft=800ms, p99_gap=1s, short:p95_ttft=300ms (a class); as often as needed")
+]
+
+
+JsonOption = Annotated[bool, typer.Option("--json", help="the JSON document alone")]
+
+
+def choose(name: str | None) -> Path:
+    """The recipe file that was named, else ./fenno.yaml, else the embedded one for this host, said in one line."""
+    from fenno import recipe
+
+    if name is not None:
+        return recipe.find(name)
+    if Path("fenno.yaml").is_file():
+        console.say("recipe: ./fenno.yaml")
+        return Path("fenno.yaml")
+    console.say("recipe: cpu-small (embedded; no recipe was named and there is no ./fenno.yaml)")
+    return recipe.find("cpu-small")
+
+
+def named(targets: list[str] | None) -> dict[str, str]:
+    """ "short:p95_ttft=300ms", as often as given, by name. Raises `UsageError`."""
+    pairs = [text.partition("=") for text in targets or ()]
+    wrong = next((f"{name}{sign}{value}" for name, sign, value in pairs if not name or not value), None)
+    if wrong is not None:
+        raise UsageError(f"--target is {wrong!r}", "write it as NAME=VALUE: p95_ttft=800ms, or short:p95_ttft=300ms for one class")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def parse(reader: Callable[[object], float], text: str | None) -> float | None:
+    """An option as people write it, or None when it was not given."""
+    return None if text is None else reader(text)
+
+
+def check_prompts(path: str | None) -> None:
+    """Raise `UsageError` for a file of prompts that cannot be read."""
+    from fenno.load import prompts
+
+    try:
+        prompts.load(Path(path)) if path else None
+    except errors.LoadError as error:
+        raise UsageError(str(error), error.hint) from error

@@ -1,0 +1,176 @@
+"""`fenno loadtest`."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fenno import console, errors, units
+from fenno.commands.given import TargetOption, check_prompts, choose, named, parse
+from fenno.errors import UsageError
+
+if TYPE_CHECKING:
+    from fenno.engine.server import Server
+    from fenno.load.plan import Plan
+    from fenno.recipe import Recipe, Workload
+
+
+def loadtest(
+    where: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE|URL]", help="a recipe, or the address of a server that runs")
+    ] = None,
+    users: Annotated[int | None, typer.Option(help="closed loop: users with one request in flight each")] = None,
+    rate: Annotated[float | None, typer.Option(help="open loop: requests a second")] = None,
+    ramp: Annotated[str | None, typer.Option(help="open loop: requests a second from the window's start to its end: 2:40")] = None,
+    trace: Annotated[Path | None, typer.Option(help="open loop: recorded arrivals, Azure's CSV or Mooncake's JSONL")] = None,
+    scale: Annotated[float | None, typer.Option(help="replay a trace so many times faster")] = None,
+    duration: Annotated[str | None, typer.Option(help="the counted window: 30s")] = None,
+    requests: Annotated[int | None, typer.Option(help="count so many requests instead")] = None,
+    warmup: Annotated[str, typer.Option(help="before the window: 5s")] = "5s",
+    seed: Annotated[int, typer.Option(help="of arrivals, lengths and prompts")] = 1,
+    timeout: Annotated[str | None, typer.Option(help="a later answer is a failure: 2s")] = None,
+    prompts: Annotated[str | None, typer.Option(help="real prompts: ShareGPT JSON or OpenAI batch JSONL")] = None,
+    model: Annotated[str | None, typer.Option(help="the model's name at a URL; default: the first it lists")] = None,
+    endpoint: Annotated[str, typer.Option(help="at a URL: completions or chat")] = "completions",
+    header: Annotated[list[str] | None, typer.Option(help="'Name: value', as often as needed")] = None,
+    api_key_env: Annotated[str | None, typer.Option(help="the variable that holds the API key")] = None,
+    extra_body: Annotated[str | None, typer.Option(help="a JSON object laid over every request")] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="the certificate authority of an https URL")] = None,
+    processes: Annotated[int, typer.Option(help="client processes")] = 1,
+    target: TargetOption = None,
+    find_capacity: Annotated[bool, typer.Option("--find-capacity", help="the largest steady rate that meets the targets")] = False,
+    budget: Annotated[str, typer.Option(help="how long --find-capacity may take")] = "15m",
+    calibrate: Annotated[bool, typer.Option("--calibrate", help="measure how well this host measures at this load")] = False,
+    tokens_per_second: Annotated[float | None, typer.Option(help="of the calibration server, for all users together")] = None,
+    probe: Annotated[bool, typer.Option(help="ask for one token each second, on a connection of its own")] = True,
+    gpu_price: Annotated[float | None, typer.Option(help="dollars an hour of one GPU, for the price of tokens")] = None,
+    out: Annotated[Path, typer.Option(help="where raw records are kept")] = Path("fenno-loadtests"),
+    as_json: Annotated[bool, typer.Option("--json", help="the JSON document alone, no table")] = False,
+) -> None:
+    """Drive real traffic at a recipe's engine or at a URL, and measure it."""
+    from fenno import recipe
+    from fenno.load import job, loadtest
+
+    # All that may be wrong with it is found before an engine is started.
+    if calibrate and where is None:
+        chosen = job.of_nobody(endpoint)
+    else:
+        chosen = job.of_url(where, model, endpoint, api_key_env) if where and "://" in where else recipe.load(choose(where))
+    chosen = with_goal(chosen.with_engine(ca_file=str(ca_file.resolve()) if ca_file else None), target, find_capacity)
+    folder = out / f"{chosen.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    plan = job.plan(
+        chosen,
+        users=users,
+        rate=rate,
+        ramp=ramp,
+        trace=str(trace) if trace else None,
+        scale=scale,
+        duration=parse(units.duration, duration),
+        requests=requests,
+        warmup=units.duration(warmup),
+        seed=seed,
+        arm=folder.name,
+        timeout=parse(units.duration, timeout),
+        prompts=prompts,
+        processes=processes,
+        headers=header or (),
+        extra_body=extra_body,
+    )
+    if find_capacity:
+        check_workload(plan.workload)
+    if calibrate:
+        raise typer.Exit(calibration_of(chosen, plan, folder, tokens_per_second))
+    with endpoint_of(chosen, plan, folder) as (running, fitted):
+        if find_capacity:
+            raise typer.Exit(capacity_of(running, fitted, folder, units.duration(budget)))
+        document = loadtest.measure(fitted, running, chosen, folder, probing=probe, gpu_price=gpu_price)
+    raise typer.Exit(tell_load(document, table=not as_json))
+
+
+def with_goal(chosen: Recipe, target: list[str] | None, needed: bool) -> Recipe:
+    """A recipe with the targets of the command line. Raises `UsageError` when a latency is `needed` and there is none."""
+    chosen = chosen.with_targets(**named(target))
+    if needed and not chosen.targets.latencies():
+        raise UsageError("--find-capacity needs a latency to keep", "give one, such as --target p95_ttft=800ms")
+    return chosen
+
+
+def check_workload(workload: Workload) -> None:
+    """Raise `UsageError` for traffic whose capacity is no one number."""
+    from fenno.tune import trial
+
+    trial.check_workload(workload)
+
+
+@contextlib.contextmanager
+def endpoint_of(chosen: Recipe, plan: Plan, folder: Path) -> Iterator[tuple[Server, Plan]]:
+    """A recipe's server while the block lasts, and the plan fitted to it."""
+    from fenno.engine import server
+    from fenno.load import endpoint
+
+    check_prompts(plan.workload.prompts)
+    with server.serving(chosen, folder, progress=progress()) as running:
+        fitted = endpoint.fitted(dataclasses.replace(plan, url=running.url, model=running.model))
+        console.say(f"loading {running.url} ({running.model})")
+        yield running, fitted
+
+
+def progress() -> Callable[[str], None]:
+    """Say each stage of a start, with the seconds since the first."""
+    started = time.monotonic()
+    return lambda stage: console.say(f"  {time.monotonic() - started:5.1f} s  {stage}")
+
+
+def tell_load(document: dict[str, Any], *, table: bool) -> int:
+    """A load test's figures for people, whether it was a measurement, and its document. Returns the exit code."""
+    from fenno.load import loadtest, words
+
+    if table:
+        console.table("latencies", words.HEADER, words.rows(document))
+        for line in words.lines(document):
+            console.say(line)
+        if document["valid"]:
+            console.say("VALID", style="bold green")
+    for sentence in document["flags"]:
+        console.say(f"mind: {sentence}", style="yellow")
+    if document["ended"]["how"] == "gone":
+        console.say(f"the server was gone before the end: {document['ended']['why']}", style="bold red")
+    for reason in document["reasons"]:
+        console.say(f"INVALID: {reason}", style="bold red")
+    console.result(document)
+    return loadtest.exit_code(document)
+
+
+def calibration_of(chosen: Recipe, plan: Plan, folder: Path, tokens_per_second: float | None) -> int:
+    """Measure how well this host measures at a plan's load, print it, and return the exit code."""
+    from fenno.load import accuracy
+
+    check_prompts(plan.workload.prompts)
+    # As for a load test: 1 ms, or 1 % of the latency that is judged.
+    bound = max(1.0, 10.0 * (chosen.targets.p95_ttft or 0.0))
+    clock = accuracy.timing(plan, tokens_per_second)
+    document = accuracy.document(accuracy.calibrate(plan, folder, bound, clock, console.say), bound, folder)
+    console.say(document["sentence"], style="bold")
+    console.result(document)
+    return errors.OK if document["valid"] else errors.INCONCLUSIVE
+
+
+def capacity_of(running: Server, plan: Plan, folder: Path, budget: float) -> int:
+    """Look for the capacity of an engine within `budget` seconds, print it, and return the exit code."""
+    from fenno.screen import Screen
+    from fenno.tune import find, trial
+
+    recipe = running.recipe
+    with Screen() as screen:
+        first, deadline = plan.rate or trial.target_rate(recipe), time.monotonic() + budget
+        found = find.find(recipe, running, plan, folder, first=first, deadline=deadline, say=screen.say, watch=screen.watch)
+    document = find.document(found, recipe)
+    console.say(document["sentence"], style="bold")
+    console.result({**document, "records": str(folder)})
+    return found.exit_code

@@ -1,0 +1,140 @@
+"""`fenno tune`, once or as a watch."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from fenno import console, units
+from fenno.commands.given import RecipeArgument, TargetOption, check_prompts, choose, named
+from fenno.errors import Interrupted, UsageError
+
+if TYPE_CHECKING:
+    from fenno.recipe import Recipe
+    from fenno.tune.arms import Arm
+    from fenno.tune.confirm import Confirm
+    from fenno.tune.session import Session
+    from fenno.tune.verdict import Verdict
+
+OutOption = Annotated[Path, typer.Option(help="where studies are kept")]
+
+
+def tune(
+    recipe_name: RecipeArgument = None,
+    target_p95: Annotated[str | None, typer.Option(help="first token, 95th percentile: 800ms")] = None,
+    target_qps: Annotated[float | None, typer.Option(help="requests a second to hold")] = None,
+    max_memory: Annotated[str | None, typer.Option(help="85% or 40GiB")] = None,
+    target: TargetOption = None,
+    budget: Annotated[str, typer.Option(help="how long it may take: 15m")] = "15m",
+    maximize: Annotated[
+        str | None, typer.Option(help="qps: the largest rate under the other targets, not the target's own")
+    ] = None,
+    control: Annotated[
+        str | None, typer.Option(help="to compare the search with: defaults, random or grid, each point with a start of its own")
+    ] = None,
+    confirm: Annotated[str, typer.Option(help="quick: the winner after a cold start; full: and cold defaults; off")] = "quick",
+    seed: Annotated[int, typer.Option(help="of arrivals, lengths, prompts and the sampler")] = 1,
+    out: OutOption = Path("fenno-studies"),
+    fresh: Annotated[bool, typer.Option("--fresh", help="do not go on with an interrupted study")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done, start nothing")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="change nothing: measure a tuned.yaml again and again, tell when it no longer holds")
+    ] = False,
+    every: Annotated[str, typer.Option(help="how often --watch measures, from one start to the next")] = "1h",
+) -> None:
+    """Find the settings under which a recipe meets its targets, or say which target cannot be met here."""
+    from fenno import recipe
+    from fenno.screen import Screen
+    from fenno.tune import confirm as confirms
+    from fenno.tune import session
+
+    others: dict[str, object] = {"--maximize": maximize, "--control": control, "--fresh": fresh, "--dry-run": dry_run}
+    check_options(confirm, maximize, control, others if watch else {})
+    path = tuned(recipe_name) if watch else choose(recipe_name)
+    short: dict[str, object] = {"p95_ttft": target_p95, "qps": target_qps, "memory": max_memory}
+    chosen = recipe.load(path).with_targets(**{**short, **named(target)})
+    check_prompts(chosen.workload.prompts)
+    seconds, wanted, most = units.duration(budget), cast("Confirm", confirm), maximize is not None
+    arm = cast("Arm | None", control)
+    if watch:
+        raise typer.Exit(watched(chosen, path, out=out, seed=seed, budget=seconds, every=units.duration(every)))
+    with Screen() as screen:
+        ready = session.ready(chosen, budget=seconds, confirm=wanted, maximize=most, say=screen.say)
+        for remark in ready.remarks:
+            console.say(f"mind: {remark}", style="yellow")
+        if dry_run:
+            print("\n".join(session.plan(ready, budget=seconds, confirm=wanted, maximize=most, arm=arm)))
+            return
+        goal = "-".join(filter(None, ("most-qps" if most else "", control)))
+        opened = session.begin(ready, out=out, seed=seed, fresh=fresh, events=screen, goal=goal)
+        if arm:
+            opened.document["control"] = arm
+        console.say(f"study: {opened.place.folder}" + (" (interrupted before, going on)" if opened.place.resumed else ""))
+        verdict = confirms.tune(opened.run, confirm=wanted, maximize=most, arm=arm)
+    raise typer.Exit(tell(opened, verdict, serve=True))
+
+
+def check_options(confirm: str, maximize: str | None, control: str | None, useless: dict[str, object]) -> None:
+    """Raise `UsageError` for values that there are not, and for options that a watch has no use for."""
+    if confirm not in ("quick", "full", "off"):
+        raise UsageError(f"--confirm is {confirm!r}", "it has to be quick, full or off")
+    if maximize not in (None, "qps"):
+        raise UsageError(f"--maximize is {maximize!r}", "it has to be qps")
+    if control not in (None, "defaults", "random", "grid"):
+        raise UsageError(f"--control is {control!r}", "it has to be defaults, random or grid")
+    given = next((name for name, value in useless.items() if value), None)
+    if given:
+        raise UsageError(f"--watch measures a recipe as it is: {given} does not go with it", "leave one of them out")
+
+
+def tuned(name: str | None) -> Path:
+    """The recipe to watch: of a study's folder the tuned one. Raises `UsageError` for a study that found none."""
+    from fenno.tune import studies
+
+    return studies.tuned(studies.load(Path(name))) if name is not None and Path(name).is_dir() else choose(name)
+
+
+def watched(chosen: Recipe, path: Path, *, out: Path, seed: int, budget: float, every: float) -> int:
+    """Measure a recipe every so many seconds until Ctrl-C, tell each time whether it holds, and return the exit code."""
+    from fenno.screen import Screen
+    from fenno.tune import again, studies
+
+    seen: list[Verdict] = []
+    with Screen() as screen:
+        of = studies.beside(path)
+        opened = again.begin(chosen, of, out=out, budget=budget, seed=seed, events=screen)
+        tell_begin(opened)
+        console.say(f"a look every {units.show_duration(every)}, until Ctrl-C")
+        try:
+            for look in again.looks(opened.run, held=of is not None, every=every, budget=budget):
+                seen.append(look)
+                screen.say(f"{time.strftime('%H:%M:%S')}  {look.sentence}", style=None if look.outcome == "met" else "bold red")
+        except Interrupted:
+            if not seen:
+                raise
+    return tell(opened, again.summed(seen), serve=False)
+
+
+def tell_begin(opened: Session) -> None:
+    """Where a look's records lie, and what is not as it was when the settings were found."""
+    console.say(f"study: {opened.place.folder}")
+    for difference in opened.document.get("differences", []):
+        console.say(f"mind: {difference}", style="yellow")
+
+
+def tell(opened: Session, verdict: Verdict, *, serve: bool) -> int:
+    """A study's verdict and files for people, and its document. Returns the exit code. `serve`: say how to serve what it found."""
+    from fenno.report import page
+    from fenno.tune import session
+
+    document = session.finish(opened, verdict, page.tune)
+    console.say(verdict.sentence, style="bold")
+    console.say(f"report: {document['report']}")
+    if serve and "serve" in document:
+        console.say(f"serve it: fenno serve {document['tuned']}\n  or: {document['serve']}")
+        console.say(f"for vllm serve --config: {document['config']}")
+    console.result(document)
+    return verdict.exit_code

@@ -1,0 +1,157 @@
+"""Has the blocks of a comparison made: rounds of one block an arm, forwards and backwards in turn; or cuts stored runs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from fenno.compare import judge
+from fenno.engine import command, server
+from fenno.errors import UsageError
+from fenno.load import endpoint, loadtest, stats, stored
+from fenno.load.plan import Plan
+from fenno.recipe import Recipe
+
+PIECES = 10  # blocks that a stored run is cut into
+AGAIN = 2  # rounds without a measurement that are made up for, at most, and one more for every three rounds
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One side of a comparison, called "A", "B" or "C": a recipe (of a URL too), or the folder of a stored run."""
+
+    name: str
+    what: str
+    recipe: Recipe | None = None
+    folder: Path | None = None
+
+
+@dataclass
+class Blocks:
+    """What was measured: the blocks' documents by arm, and why other blocks are left out."""
+
+    arms: dict[str, list[dict[str, Any]]]
+    paired: bool
+    left_out: list[str] = field(default_factory=list)
+    gone: str = ""  # the arm whose server was gone, and why
+
+
+def order(names: Sequence[str], number: int) -> list[str]:
+    """The arms of round `number`, from 0: forwards, then backwards, so that a steady drift favours none (ABBA)."""
+    return list(names) if number % 2 == 0 else list(reversed(names))
+
+
+def live(arms: Sequence[Arm], plan: Plan, rounds: int, folder: Path, say: Callable[[str], None]) -> Blocks:
+    """Make so many rounds; within one the arms get the same traffic, each with prompts that nobody saw before.
+
+    An engine that fenno starts is started for each block. A round in which some block is no measurement is left out as a whole and
+    made up for, a few times at most. Raises as `server.serving` and `loadtest.measure` do.
+    """
+    found = Blocks({arm.name: [] for arm in arms}, paired=True)
+    fitted: dict[str, Plan] = {}
+    by_name = {arm.name: arm for arm in arms}
+    for number in range(rounds + AGAIN + rounds // 3):
+        documents = {}
+        for name in order(list(by_name), number):
+            say(f"round {number + 1}: {name} ({by_name[name].what})")
+            documents[name] = block(by_name[name], plan, number, folder, fitted)
+        wrong = [f"round {number + 1}, {name}: {reason}" for name, doc in documents.items() for reason in doc["reasons"]]
+        gone = [f"{name}: {doc['ended']['why']}" for name, doc in documents.items() if doc["ended"]["how"] == "gone"]
+        found.gone = found.gone or next(iter(gone), "")
+        for reason in wrong:
+            say(f"left out: {reason}")
+        found.left_out += wrong
+        if not wrong:
+            for name, document in documents.items():
+                found.arms[name].append(document)
+        if found.gone or len(found.arms[arms[0].name]) == rounds:
+            break
+    return found
+
+
+def block(arm: Arm, plan: Plan, number: int, folder: Path, fitted: dict[str, Plan]) -> dict[str, Any]:
+    """One load test of one arm. `fitted` keeps what an arm's endpoint takes, asked once."""
+    assert arm.recipe is not None
+    place = folder / f"{number + 1:03d}-{arm.name}"
+    with server.serving(arm.recipe, place) as running:
+        if arm.name not in fitted:
+            key = command.key_variable(arm.recipe.engine)
+            fitted[arm.name] = endpoint.fitted(replace(plan, url=running.url, model=running.model, api_key_env=key))
+        mine = replace(fitted[arm.name], url=running.url, seed=plan.seed + number, arm=f"{folder.name}-{place.name}")
+        return loadtest.measure(mine, running, arm.recipe, place, probing=False)
+
+
+def from_disk(arms: Sequence[Arm]) -> Blocks:
+    """Stored runs, each cut into pieces of equal time. Raises `UsageError` for a folder without a run."""
+    found = Blocks({arm.name: [] for arm in arms}, paired=False)
+    for arm in arms:
+        assert arm.folder is not None
+        whole = loadtest.again(arm.folder)
+        found.left_out += [f"{arm.name}: {reason}" for reason in whole["reasons"]]
+        found.arms[arm.name] = pieces(arm.folder, whole)
+    return found
+
+
+def pieces(folder: Path, whole: dict[str, Any]) -> list[dict[str, Any]]:
+    """One stored run as blocks: the figures of each piece of its window, and the server's memory in it."""
+    result, seen = stored.result(folder), stored.seen(folder)
+    start, end = result.state.start or 0.0, result.state.end or 0.0
+    edges = [start + (end - start) * i / PIECES for i in range(PIECES + 1)]
+    mine = stats.counted(result.records)
+    found = []
+    for low, high in pairwise(edges):
+        memory = seen.between(low, high).memory()
+        part = stats.summarize([r for r in mine if low <= r.scheduled < high], (low, high))
+        found.append({**part, "server": {"memory": {"max": max(memory)} if memory else None}, "client": whole["client"]})
+    return found
+
+
+def chosen(names: Sequence[str], recipe_of: Callable[[str], Recipe]) -> list[Arm]:
+    """What was named as arms A, B and C: folders with a stored run are that, all else is for `recipe_of`.
+
+    Raises `UsageError` for one arm or four, and for stored runs beside what has yet to run.
+    """
+    if not 2 <= len(names) <= 3:
+        raise UsageError(f"{len(names)} to compare", "give two or three: recipes, URLs, or folders of `fenno loadtest`")
+    arms = []
+    for letter, name in zip("ABC", names, strict=False):
+        folder = Path(name) if Path(name).is_dir() else None
+        arms.append(Arm(letter, name, None if folder else recipe_of(name), folder))
+    if len({arm.folder is None for arm in arms}) > 1:
+        raise UsageError("a stored run is compared with stored runs", "measure the others with `fenno loadtest` first")
+    return arms
+
+
+def document(found: Blocks, arms: Sequence[Arm], target: float | None, folder: Path | None) -> dict[str, Any]:
+    """The comparison as JSON: every arm's figures, every finding, and what it comes to. `target`: of availability, a share."""
+    first = arms[0].name
+    enough = min(len(blocks) for blocks in found.arms.values()) >= judge.LEAST
+    findings = judge.compare(found.arms, paired=found.paired) if enough else []
+    own = {
+        name: {m.label: vars(v) if (v := judge.own(m, blocks)) else None for m in judge.metrics(blocks)}
+        for name, blocks in found.arms.items()
+    }
+    return {
+        "arms": {arm.name: {"what": arm.what, "blocks": len(found.arms[arm.name]), "figures": own[arm.name]} for arm in arms},
+        "paired": found.paired,
+        "findings": [_finding(finding) for finding in findings],
+        "verdict": {arm.name: judge.verdict([f for f in findings if f.arm == arm.name]) for arm in arms if arm.name != first},
+        "availability_target": target,
+        "availability": {name: judge.reaches(own[name].get("availability"), target) for name in own} if target else None,
+        "valid": enough and (found.paired or not found.left_out),
+        "left_out": found.left_out,
+        "gone": found.gone,
+        "records": str(folder) if folder else None,
+        "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+
+
+def _finding(finding: judge.Finding) -> dict[str, Any]:
+    change = vars(finding.change) if finding.change else None
+    how = {"by": "ratio" if finding.metric.by_ratio else "difference", "table": finding.metric.primary}
+    facts = {"arm": finding.arm, "metric": finding.metric.label, **how, "change": change, "p": finding.p}
+    return {**facts, "p_adjusted": finding.adjusted, "state": finding.state}

@@ -1,0 +1,64 @@
+"""What people see: sentences, tables and progress on standard error. Standard output is for results that programs read."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fenno.errors import FennoError
+
+_WIDTH = int(os.environ["COLUMNS"]) if os.environ.get("COLUMNS", "").isdigit() else None
+err = Console(stderr=True, highlight=False, width=_WIDTH, soft_wrap=True)
+verbosity = 0
+
+
+def say(text: str, *, style: str | None = None, level: int = 0) -> None:
+    """One line for people, unless -q (or less than `level` -v) was given."""
+    if verbosity >= level:
+        err.print(text, style=style, markup=False)
+
+
+def fail(error: FennoError) -> None:
+    """An error: what happened, and what to do next. Shown with -q too."""
+    err.print(f"fenno: {error}", style="bold red", markup=False)
+    if error.hint:
+        err.print(f"  {error.hint}", markup=False)
+
+
+def result(document: Any) -> None:
+    """One JSON document as the last line of standard output. Numbers that are not finite become null: JSON has none."""
+    sys.stdout.write(json.dumps(finite(document), separators=(",", ":"), allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def finite(value: Any) -> Any:
+    """The same document without infinities and NaNs."""
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table for people; tab-separated lines without a terminal."""
+    if verbosity < 0:
+        return
+    if not err.is_terminal:
+        for row in (header, *rows):
+            err.file.write("\t".join(row) + "\n")  # print would make spaces of tabs
+        return
+    made = Table(title=title, title_justify="left", header_style="bold")
+    for index, name in enumerate(header):
+        made.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    err.print(made)

@@ -1,0 +1,36 @@
+"""What setuptools runs in place of flash-attn's own setup.py: the sources and flags of a plan, in the source's folder.
+
+Runs under the interpreter that the wheel is for. Everything it does stands in fenno-fa2.json beside it.
+"""
+
+import json
+from pathlib import Path
+
+from setuptools import find_packages, setup
+from torch.utils.cpp_extension import BuildExtension, CUDAExtension
+
+
+def main() -> None:
+    here = Path.cwd()
+    made = json.loads((here / "flash_attn" / "fenno-fa2.json").read_text(encoding="utf-8"))
+    extension = CUDAExtension(
+        name="flash_attn_2_cuda",
+        sources=made["sources"],
+        extra_compile_args={"cxx": made["cxx_flags"], "nvcc": made["nvcc_flags"]},
+        include_dirs=[str(here / path) for path in ("csrc/flash_attn", "csrc/flash_attn/src", "csrc/cutlass/include")],
+    )
+    setup(
+        name="flash_attn",
+        version=f"{made['version']}+{made['local_version']}",
+        description="FlashAttention-2, built for one model by fenno",
+        license_files=["LICENSE"],
+        packages=find_packages(include=["flash_attn", "flash_attn.*"]),
+        package_data={"flash_attn": ["fenno-fa2.json"]},
+        ext_modules=[extension],
+        cmdclass={"build_ext": BuildExtension},
+        install_requires=["torch", "einops"],
+    )
+
+
+if __name__ == "__main__":
+    main()

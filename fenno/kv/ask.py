@@ -1,0 +1,41 @@
+"""Asks an installed engine about its KV cache for a recipe, in a child process under the engine's own Python."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fenno import process
+from fenno.engine import catalogue, command, server
+from fenno.engine.inside.kvcache import MARK
+from fenno.errors import EngineError, ProcessError, RecipeError
+from fenno.recipe import Recipe
+
+_SCRIPT = str(Path(server.__file__).parent / "inside" / "kvcache.py")
+
+
+def facts(recipe: Recipe) -> dict[str, Any]:
+    """What `engine/inside/kvcache.py` reports for the recipe's model and flags (10 s and more).
+
+    Raises `RecipeError` for a server that fenno does not start, and `EngineError` with the engine's own words when it refuses.
+    """
+    if recipe.engine.model is None:
+        raise RecipeError("this recipe names a server that runs already: its cache is not fenno's to lay out", "give `model`")
+    python = catalogue.interpreter(recipe.engine.python)
+    catalogue.read(python).check(recipe.engine.flags, recipe.name)
+    model = server.model_path(recipe)
+    words = [model, *command.arguments(recipe.engine.flags)]
+    words += ["--trust-remote-code"] if recipe.engine.trust_remote_code else []
+    offline = {"HF_HUB_OFFLINE": "1"} if Path(model).is_dir() else {}
+    env: dict[str, str | None] = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", **offline, **recipe.engine.env}
+    try:
+        done = process.run([python, _SCRIPT, *words], timeout=300.0, env=env)
+    except ProcessError as error:
+        raise EngineError(f"the engine cannot be asked about its KV cache: {error}", error.hint) from error
+    line = next((text for text in done.stdout.splitlines() if text.startswith(MARK)), None)
+    if line is None:
+        last = (done.stderr.strip() or "it printed nothing").splitlines()[-1]
+        raise EngineError(f"vLLM refuses this recipe: {last}", f"see `fenno doctor`, or start it: fenno serve {recipe.name}")
+    found: dict[str, Any] = json.loads(line.removeprefix(MARK))
+    return found

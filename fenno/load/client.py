@@ -1,0 +1,171 @@
+"""What the load client knows of itself: phases, requests in flight, lag, lateness. It is appended to a file twice a second."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from fenno.load.record import Phase
+from fenno.load.stats import percentile
+
+LIVE = ("starting", "warmup", "counted", "drain")
+
+
+def take_precedence() -> None:
+    """Run before other programs of this host, where that is allowed: a measuring instrument that waits for its turn measures that.
+
+    It sleeps nearly always, so it takes little from the engine. With Linux's autogroups (sched(7)) a process's own nice value ranks
+    it within its session alone, and the session's group has another one.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, 0, -15)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text("-15", encoding="ascii")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delay:
+    """Milliseconds of a delay that the client itself causes."""
+
+    p50: float = 0.0
+    p95: float = 0.0
+    p99: float = 0.0
+    max: float = 0.0
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> Delay:
+        """Of delays in seconds, sorted."""
+        values = seconds or [0.0]
+        p50, p95, p99 = (round(percentile(values, p) * 1e3, 3) for p in (50, 95, 99))
+        return cls(p50=p50, p95=p95, p99=p99, max=round(values[-1] * 1e3, 3))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientState:
+    """The client at one moment. `start` and `end` bound the counted window on the monotonic clock, `end` once it is over.
+
+    `phase`: one of `LIVE`, then "done", "stopped" (asked to) or "gone" (the endpoint refused connections, see `reason`).
+    `cpu`: processor time of the busiest process during the window, as a share of one core. `in_flight_mean`: time-averaged over
+    the window. `lag` and `lateness` are of the window too.
+    """
+
+    phase: str = "starting"
+    reason: str = ""
+    traffic: float | None = None  # when traffic began
+    start: float | None = None
+    end: float | None = None
+    lag: Delay = Delay()
+    lateness: Delay = Delay()
+    cpu: float = 0.0
+    in_flight: int = 0
+    in_flight_mean: float = 0.0
+    in_flight_halves: tuple[float, float] = (0.0, 0.0)
+    asked: int | None = None  # users of a closed loop
+    sent: int = 0
+    done: int = 0
+    failed: int = 0
+    counted_sent: int = 0
+    counted_done: int = 0
+    backlog: int = 0  # reads of ended streams whose events are not read yet
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def dump(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def parse(text: str) -> ClientState:
+    """What `ClientState.dump` wrote. Raises `ValueError`."""
+    data = json.loads(text)
+    return ClientState(
+        **{
+            **data,
+            "lag": Delay(**data["lag"]),
+            "lateness": Delay(**data["lateness"]),
+            "in_flight_halves": tuple(data["in_flight_halves"]),
+        }
+    )
+
+
+def last(path: Path) -> ClientState | None:
+    """The last state in a file of them, one a line; None before the first."""
+    with path.open("rb") if path.exists() else io.BytesIO() as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 16_384))
+        lines = file.read().split(b"\n")[:-1]
+    return parse(lines[-1].decode()) if lines else None
+
+
+def merge(states: Sequence[ClientState]) -> ClientState:
+    """One state for several processes: counts add up, delays are the worst process's, and the phase is the earliest."""
+    if len(states) < 2:
+        return states[0] if states else ClientState()
+    order = (*LIVE, "done", "stopped", "gone")
+    slowest = min(states, key=lambda s: order.index(s.phase))
+    total = {name: sum(getattr(s, name) for s in states) for name in _SUMS}
+    return ClientState(
+        phase=slowest.phase,
+        reason=next((s.reason for s in states if s.reason), ""),
+        traffic=states[0].traffic,
+        start=states[0].start,
+        end=max((s.end for s in states if s.end is not None), default=None),
+        lag=max((s.lag for s in states), key=lambda d: d.p95),
+        lateness=max((s.lateness for s in states), key=lambda d: d.p95),
+        cpu=max(s.cpu for s in states),
+        in_flight_halves=(sum(s.in_flight_halves[0] for s in states), sum(s.in_flight_halves[1] for s in states)),
+        asked=sum(s.asked or 0 for s in states) if states[0].asked is not None else None,
+        versions=states[0].versions,
+        **total,
+    )
+
+
+_SUMS = ("in_flight", "in_flight_mean", "sent", "done", "failed", "counted_sent", "counted_done", "backlog")
+
+
+class Window:
+    """Which requests count: those scheduled in [start, end), or the first `quota` from `start` on."""
+
+    def __init__(self, start: float, duration: float | None, quota: int | None) -> None:
+        self.start = start
+        self.end = start + duration if duration is not None else None
+        self._left = quota
+
+    def phase(self, at: float) -> Phase:
+        """The phase of a request scheduled at `at`; asked once a request, in the order of schedules."""
+        if at < self.start:
+            return "warmup"
+        if self.end is not None and at >= self.end:
+            return "drain"
+        if self._left is not None:
+            self._left -= 1
+            if self._left == 0:
+                self.end = time.monotonic() if at < time.monotonic() else at
+        return "counted"
+
+    def now(self, now: float) -> Phase:
+        """The phase of this moment."""
+        if now < self.start:
+            return "warmup"
+        return "counted" if self.end is None or now < self.end else "drain"
+
+
+class Flight:
+    """Requests in flight, integrated over time."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._area = 0.0
+        self._since = time.monotonic()
+
+    def change(self, by: int, now: float) -> None:
+        self._area += self.count * (now - self._since)
+        self._since = now
+        self.count += by
+
+    def area(self, now: float) -> float:
+        """Request-seconds up to `now`."""
+        return self._area + self.count * (now - self._since)

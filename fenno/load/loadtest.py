@@ -1,0 +1,99 @@
+"""One load test from both sides: the traffic, and beside it the server's own figures and a probe; the document of all of it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fenno import errors
+from fenno.engine import watch
+from fenno.engine.server import Server
+from fenno.engine.watch import Seen
+from fenno.errors import EngineError
+from fenno.load import account, job, probe, run, stored
+from fenno.load.plan import Plan
+from fenno.load.probe import Probe
+from fenno.load.run import Result
+from fenno.recipe import Recipe
+
+
+def measure(
+    plan: Plan, server: Server, recipe: Recipe, folder: Path, *, probing: bool = True, gpu_price: float | None = None
+) -> dict[str, Any]:
+    """Run `plan` against `server` and account for it. `folder` gets the records, the server's samples and the probes; `gpu_price`:
+    dollars an hour of one GPU. Raises as `run.run` does."""
+    run.check(plan)
+    asked = stored.Asked(targets=recipe.targets, gpu_price=gpu_price, probed=probing, visible=watch.visible(server))
+    stored.begin(folder, asked)
+    with contextlib.ExitStack() as stack:
+        looking = stack.enter_context(watch.watching(server, folder))
+        probes = stack.enter_context(probe.probing(plan, folder)) if probing else None
+        result = run.run(plan, folder)
+        over = time.monotonic()
+    seen, ended = looking.seen(), ending(result, server)
+    stored.end(folder, stored.Ending(over=over, ended=ended, notes=seen.notes))
+    return document(result, asked, seen, probes, over, ended)
+
+
+def again(folder: Path) -> dict[str, Any]:
+    """The document of a run that is stored in `folder`, made from what lies there. Raises `UsageError` when that is no run."""
+    asked, ending = stored.asked(folder), stored.ending(folder)
+    probes = probe.read(folder) if asked.probed else None
+    return document(stored.result(folder), asked, stored.seen(folder), probes, ending.over, ending.ended)
+
+
+def document(
+    result: Result,
+    asked: stored.Asked,
+    seen: Seen,
+    probes: Sequence[Probe] | None,
+    over: float,
+    ended: Mapping[str, str],
+) -> dict[str, Any]:
+    """All there is to say of a run. `over`: when the server was no longer asked."""
+    found = job.document(result, asked.targets) | beside(result, seen, probes, over)
+    found["ended"] = dict(ended)
+    if asked.gpu_price is not None:
+        gpus = len(found["server"]["gpus"]) or 1
+        dollars = account.cost(asked.gpu_price, gpus, found["token_throughput"])
+        found["cost"] = {"dollars_per_million_tokens": dollars, "gpus": gpus, "gpu_price": asked.gpu_price}
+    return found
+
+
+def beside(result: Result, seen: Seen, probes: Sequence[Probe] | None, over: float) -> dict[str, Any]:
+    """What was seen beside the traffic, for the document. `probes`: None when none were sent. `over`: when asking was over."""
+    start = result.state.start or 0.0
+    window = (start, result.state.end or start)
+    seconds = window[1] - window[0]
+    tokens = sum(r.tokens for r in result.records if r.phase == "counted" and r.ok)
+    said = seen.between(*window).said()
+    found: dict[str, Any] = {
+        "server": account.summarize(seen, window, tokens / seconds if seconds > 0 else None),
+        "time_to_first_token": None,
+    }
+    if len(said) > 1 and account.growth(seen, window) is not None:
+        mine = account.first_tokens(result.records, probes or (), said[0].at, said[-1].at)
+        found["time_to_first_token"] = account.reconcile(said[0].metrics, said[-1].metrics, mine)
+    nothing = {"outage_seconds": None, "recovery_seconds": None, "probes": None}
+    return found | (nothing if probes is None else probe.summarize(probes, window, over))
+
+
+def ending(result: Result, server: Server) -> dict[str, str]:
+    """How the run ended: "done", "stopped", or "gone" when the server was no longer there, and why: from the engine's log where
+    there is one."""
+    why = result.state.reason
+    try:
+        server.check("load")
+    except EngineError as error:
+        return {"how": "gone", "why": str(error)}
+    return {"how": result.state.phase, "why": why}
+
+
+def exit_code(document: dict[str, Any]) -> int:
+    """By cause: the engine's when it was gone, else by whether this was a measurement."""
+    if document["ended"]["how"] == "gone":
+        return errors.ENGINE
+    return errors.OK if document["valid"] else errors.INCONCLUSIVE

@@ -1,0 +1,69 @@
+"""What locust runs in a child process: `python -m locust -f locustfile.py --headless`. The work is done in `load/sender/`."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import gevent
+from locust import User, events, task
+
+from fenno.load import client
+from fenno.load import plan as plans
+from fenno.load.sender import loops
+from fenno.load.sender.conductor import TICK, Conductor
+from fenno.load.sender.recorder import Recorder
+from fenno.load.sender.spool import Spool, give_up
+from fenno.load.sender.traffic import Traffic, common_start
+
+
+@events.test_start.add_listener  # type: ignore[untyped-decorator]
+def _begin(environment: Any, **_: Any) -> None:
+    """Load the plan. Called in every process; the master of several only waits for the others."""
+    client.take_precedence()
+    folder = Path(os.environ["FENNO_LOAD_FOLDER"])
+    headers = json.loads(os.environ.get("FENNO_LOAD_HEADERS", "{}"))
+    plan = plans.parse((folder / "plan.json").read_text(encoding="utf-8"), headers)
+    if type(environment.runner).__name__ == "MasterRunner":
+        gevent.spawn(_wait_for_all, environment, folder, plan.processes)
+        return
+    try:
+        recorder = Recorder(plan, Spool(folder / f"records-{os.getpid()}.jsonl"))
+        index = max(0, environment.runner.worker_index) if plan.processes > 1 else 0
+        environment.fenno = traffic = Traffic(plan, index, common_start(folder), recorder)
+        conductor = Conductor(traffic, folder, environment.runner)
+    except OSError as error:
+        give_up(error)
+    for job in (traffic.prepare, recorder.run, conductor.probe, conductor.run):
+        gevent.spawn(job).link_exception(_fail)
+    gc.collect()
+    gc.freeze()
+    gc.disable()  # a request leaves no cycle behind, whichever way it ends; a collection would stop the loop for milliseconds
+
+
+def _fail(greenlet: Any) -> None:
+    """A mistake of our own ends the process: a run without its conductor would never end."""
+    os._exit(70)
+
+
+def _wait_for_all(environment: Any, folder: Path, processes: int) -> None:
+    paths = [folder / f"client-{index}.jsonl" for index in range(processes)]
+    while any((state := client.last(path)) is None or state.phase in client.LIVE for path in paths):
+        gevent.sleep(TICK)
+    environment.process_exit_code = 0
+    environment.runner.quit()
+
+
+class Client(User):  # type: ignore[misc]
+    """One user of a closed loop, or the pacer of an open one."""
+
+    @task  # type: ignore[untyped-decorator]
+    def run_loop(self) -> None:
+        traffic: Traffic = self.environment.fenno
+        if traffic.plan.users is None:
+            loops.pace(traffic)
+        else:
+            loops.use(traffic)

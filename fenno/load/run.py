@@ -1,0 +1,179 @@
+"""Run a plan: locust in a child process, its records read as they come."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from fenno import process
+from fenno.errors import DiskError, LoadError, ProcessError
+from fenno.load import client, plan, prompts, record
+from fenno.load.client import ClientState
+from fenno.load.plan import Plan
+from fenno.load.record import Record
+
+LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+START = 60.0  # seconds until the client must have reported itself
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that is over. `state.phase` is "done", or says how it ended before that."""
+
+    plan: Plan
+    folder: Path
+    records: list[Record]
+    state: ClientState
+
+
+class LoadRun:
+    """A run in progress, made by `running`."""
+
+    def __init__(self, plan: Plan, folder: Path, child: process.Child) -> None:
+        self.plan = plan
+        self.folder = folder
+        self._child = child
+        self._records: list[Record] = []
+        self._read: dict[Path, int] = {}
+        self._started = time.monotonic()
+        self._began = False
+
+    def poll(self) -> bool:
+        """Whether it is over. Raises `LoadError` when the client has not begun in time."""
+        if self._child.poll() is not None:
+            return True
+        self._began = self._began or self.client().phase != "starting"
+        if not self._began and time.monotonic() - self._started > START:
+            self._child.stop()
+            raise LoadError(f"the load client did not start within {START:g} s", f"see {self._child.log}")
+        return False
+
+    def records(self) -> list[Record]:
+        """Every record so far, in the order the requests ended. Each call reads only what is new; the list is the same one."""
+        self._records += new_records(self.folder, self._read)
+        return self._records
+
+    def client(self) -> ClientState:
+        """What the client last said of itself; "starting" until it has said something."""
+        return state(self.folder)
+
+    def stop(self) -> Result:
+        """End it now: what is in flight is cancelled. Returns within about a second."""
+        _write(self.folder / "stop", "")
+        with contextlib.suppress(ProcessError):
+            self._child.wait(5)
+        self._child.stop()
+        return Result(self.plan, self.folder, self.records(), self.client())
+
+    def wait(self) -> Result:
+        """Wait for its end. Raises `LoadError` when the client died, or when the endpoint never answered."""
+        while not self.poll():
+            time.sleep(0.05)
+        return self.result()
+
+    def result(self) -> Result:
+        """What came of a run that is over. Raises as `wait` does."""
+        records, state = self.records(), self.client()
+        if state.phase in client.LIVE:
+            raise LoadError(f"the load client ended early: {_last_line(self._child.log)}", f"see {self._child.log}")
+        if records and all(r.outcome == "connect" for r in records):
+            raise LoadError(f"{self.plan.url} never answered: {records[-1].error}", "is the server running, and is the port right?")
+        return Result(self.plan, self.folder, records, state)
+
+
+def new_records(folder: Path, read: dict[Path, int]) -> list[Record]:
+    """The records in `folder` that are whole, beyond the bytes already `read` of each file, which grow by them."""
+    found = []
+    for path in sorted(folder.glob("records-*.jsonl")):
+        with path.open("rb") as file:
+            file.seek(read.get(path, 0))
+            data = file.read()
+        whole, _, _ = data.rpartition(b"\n")
+        if whole:
+            read[path] = read.get(path, 0) + len(whole) + 1
+            found += [record.parse(line) for line in whole.decode().split("\n")]
+    return found
+
+
+def state(folder: Path) -> ClientState:
+    """What the client of a run in `folder` last said of itself; "starting" until it has said something."""
+    states = [client.last(path) for path in sorted(folder.glob("client-*.jsonl"))]
+    return client.merge([state for state in states if state is not None])
+
+
+@contextlib.contextmanager
+def running(plan_: Plan, folder: Path, log: Path | None = None) -> Iterator[LoadRun]:
+    """Run a plan while the block lasts; raw records lie in `folder`, which must be new or empty. `log`: the client's own output.
+
+    Raises `LoadError` when the prompts cannot be read or nothing listens at the address, `UsageError` when the API key is missing,
+    `DiskError` when the folder cannot be written.
+    """
+    check(plan_)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in (*folder.glob("records-*.jsonl"), *folder.glob("client-*.jsonl"), *folder.glob("enough-*")):
+            old.unlink()
+        for name in ("start", "stop"):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise DiskError(f"cannot write {folder}: {error.strerror}", "free some space, or choose another folder") from error
+    _write(folder / "plan.json", plan.dump(plan_))
+    env = {"FENNO_LOAD_FOLDER": str(folder.resolve()), "FENNO_LOAD_HEADERS": json.dumps(dict(plan_.headers))}
+    with process.running(_argv(plan_), log=log or folder / "client.log", env=env, grace=2.0) as child:
+        yield LoadRun(plan_, folder, child)
+
+
+def run(plan_: Plan, folder: Path, log: Path | None = None) -> Result:
+    """Run a plan to its end. Raises as `running` and `LoadRun.wait` do."""
+    with running(plan_, folder, log) as load:
+        return load.wait()
+
+
+def check(plan_: Plan) -> None:
+    """What can be known before a client is started. Raises `LoadError` or `UsageError`."""
+    plan_.api_key()
+    if plan_.workload.prompts:
+        prompts.load(Path(plan_.workload.prompts))
+    parts = urlsplit(plan_.url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=min(10.0, plan_.timeout)).close()
+    except OSError as error:
+        raise LoadError(
+            f"nothing answers at {plan_.url}: {error.strerror or error}", "is the server running, and is the port right?"
+        ) from error
+
+
+def _argv(plan_: Plan) -> list[str]:
+    users = plan_.users if plan_.users is not None else plan_.processes
+    argv = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "-H", plan_.url]
+    argv += ["-u", str(users), "-r", str(users), "--only-summary", "--loglevel", "WARNING", "--exit-code-on-error", "0"]
+    if plan_.processes > 1:
+        port = str(_free_port())
+        argv += ["--processes", str(plan_.processes), "--master-bind-host", "127.0.0.1", "--master-bind-port", port]
+        argv += ["--master-host", "127.0.0.1", "--master-port", port]
+    return argv
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise DiskError(f"cannot write {path}: {error.strerror}", "free some space, or choose another folder") from error
+
+
+def _last_line(log: Path) -> str:
+    text = log.read_text(errors="replace").strip() if log.exists() else ""
+    return text.splitlines()[-1] if text else "it printed nothing"

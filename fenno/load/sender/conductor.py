@@ -1,0 +1,139 @@
+"""Watches a run: its window, its end, the loop's own lag, and the files that others read."""
+
+from __future__ import annotations
+
+import bisect
+import importlib.metadata
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gevent
+
+from fenno.load.client import ClientState, Delay
+from fenno.load.sender.spool import Spool
+from fenno.load.sender.traffic import Traffic
+from fenno.load.sender.wire import Alarm, monotonic
+
+GONE = 5.0  # seconds (or the timeout, if less) of refused connections, with none accepted, that end a run
+TICK = 0.05
+
+
+class Conductor:
+    """Conducts one process's traffic; `runner` is locust's."""
+
+    def __init__(self, traffic: Traffic, folder: Path, runner: Any) -> None:
+        self.traffic, self.folder, self.runner = traffic, folder, runner
+        self.plan, self.window, self.flight, self.recorder = traffic.plan, traffic.window, traffic.flight, traffic.recorder
+        self.state = ClientState(
+            traffic=traffic.start,
+            start=self.window.start,
+            versions=_versions(),
+            asked=traffic.users if self.plan.users else None,
+        )
+        self._states = Spool(folder / f"client-{traffic.index}.jsonl")
+        self._lags: list[float] = []  # sorted
+        self._marks: list[tuple[float, float, float]] = []  # time, in-flight area and processor time, from the window's start on
+
+    def probe(self) -> None:
+        """How late the loop comes round: an alarm each 10 ms."""
+        alarm = Alarm()
+        while True:
+            due = monotonic() + 0.01
+            alarm.until(due)
+            if self.window.now(due) == "counted":
+                bisect.insort(self._lags, max(0.0, monotonic() - due))
+
+    def run(self) -> None:
+        """Watch the run: its window, its end, and the files that others read."""
+        alarm = Alarm()
+        written = 0.0
+        while True:
+            now = monotonic()
+            self._mark(now)
+            reason = self._over(now)
+            if reason:
+                self._finish(reason)
+                return
+            self.recorder.spool.flush()  # little and often: a large write would hold the core that the loop runs on
+            if now - written >= 0.5:
+                written = now
+                self._report(now, "")
+            following = [at for at in (self.window.start, self.window.end) if at is not None and now < at < now + TICK]
+            alarm.until(min([now + TICK, *following]))
+
+    def _mark(self, now: float) -> None:
+        """Keep the in-flight area at the window's two ends and in between."""
+        inside = now >= self.window.start and (self.window.end is None or not self._marks or self._marks[-1][0] < self.window.end)
+        if inside:
+            self._marks.append((now, self.flight.area(now), time.process_time()))
+
+    def _over(self, now: float) -> str:
+        """ "" while traffic goes on; else the final phase."""
+        if (self.folder / "stop").exists():
+            return "stopped"
+        if self.traffic.refused is not None and now - self.traffic.refused > min(GONE, self.plan.timeout):
+            return "gone"
+        end = self.window.end
+        if end is None or now < end:
+            return ""
+        mine = self.folder / f"enough-{self.traffic.index}"
+        if self.recorder.counted_done >= self.traffic.counted_sent or now > end + self.plan.timeout + 5:
+            mine.touch()
+        everyone = all((self.folder / f"enough-{i}").exists() for i in range(self.plan.processes))
+        return "done" if everyone else ""
+
+    def _finish(self, phase: str) -> None:
+        self.traffic.pool.kill()
+        self.runner.user_greenlets.kill()
+        limit = monotonic() + 20
+        while self.recorder.busy and monotonic() < limit:
+            gevent.sleep(0.01)
+        self._report(monotonic(), phase)
+        if self.plan.processes == 1:
+            self.runner.environment.process_exit_code = 0
+            gevent.spawn(self.runner.quit)
+
+    def _report(self, now: float, final: str) -> None:
+        self.recorder.spool.flush(wait=bool(final))
+        self.state = self._state(now, final)
+        self._states.add(self.state.dump())
+        self._states.flush(wait=bool(final))
+
+    def _state(self, now: float, final: str) -> ClientState:
+        end = self.window.end if self.window.end is not None and self.window.end <= now else None
+        return replace(
+            self.state,
+            phase=final or self.window.now(now),
+            reason=f"the endpoint took no connection for {min(GONE, self.plan.timeout):g} s" if final == "gone" else "",
+            end=end if end is not None or not final else max(now, self.window.start),
+            lag=Delay.of(self._lags),
+            lateness=Delay.of(self.traffic.lateness),
+            cpu=round(_rate(self._marks, 2), 3),
+            in_flight=self.flight.count,
+            in_flight_mean=round(_rate(self._marks, 1), 3),
+            in_flight_halves=_halves(self._marks),
+            sent=self.traffic.sent,
+            done=self.recorder.done,
+            failed=self.recorder.failed,
+            counted_sent=self.traffic.counted_sent,
+            counted_done=self.recorder.counted_done,
+            backlog=self.recorder.backlog,
+        )
+
+
+def _rate(marks: list[tuple[float, float, float]], column: int) -> float:
+    """The mean growth a second of a column of the marks."""
+    if len(marks) < 2 or marks[-1][0] <= marks[0][0]:
+        return 0.0
+    return float(marks[-1][column] - marks[0][column]) / (marks[-1][0] - marks[0][0])
+
+
+def _halves(marks: list[tuple[float, float, float]]) -> tuple[float, float]:
+    middle = len(marks) // 2
+    return round(_rate(marks[: middle + 1], 1), 3), round(_rate(marks[middle:], 1), 3)
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in ("locust", "gevent")}

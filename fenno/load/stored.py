@@ -1,0 +1,96 @@
+"""A load test on disk: what was asked for and how it ended, so that everything said of it can be made again from its raw records.
+
+A run that was interrupted has no ending: its figures are then of what there is, and say so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fenno import process
+from fenno.engine import watch
+from fenno.engine.watch import Seen
+from fenno.errors import DiskError, UsageError
+from fenno.load import plan, run
+from fenno.load.run import Result
+from fenno.recipe import Targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a load test was asked to account for. `visible`: the GPUs that the server might use."""
+
+    targets: Targets = field(default_factory=Targets)
+    gpu_price: float | None = None
+    probed: bool = False
+    visible: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a load test ended. `over`: when, on the monotonic clock; `notes`: what of the server could not be seen."""
+
+    over: float
+    ended: Mapping[str, str]
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+
+def begin(folder: Path, asked_: Asked) -> None:
+    """Keep what was asked for. Raises `DiskError`."""
+    (folder / "ended.json").unlink(missing_ok=True)
+    _write(folder / "asked.json", {**vars(asked_), "targets": asked_.targets.model_dump(mode="json")})
+
+
+def end(folder: Path, ending_: Ending) -> None:
+    """Keep how it ended. Raises `DiskError`."""
+    _write(folder / "ended.json", vars(ending_))
+
+
+def asked(folder: Path) -> Asked:
+    """What was asked for; nothing where that was not kept."""
+    data = _read(folder / "asked.json")
+    return Asked(**{**data, "targets": Targets.model_validate(data["targets"])}) if data else Asked()
+
+
+def ending(folder: Path) -> Ending:
+    """How it ended, or that it did not."""
+    data = _read(folder / "ended.json")
+    if data:
+        return Ending(over=data["over"], ended=data["ended"], notes=tuple(data["notes"]))
+    ended = {"how": "interrupted", "why": "the load test was ended before its time"}
+    return Ending(over=result(folder).state.end or 0.0, ended=ended)
+
+
+def result(folder: Path) -> Result:
+    """The run that lies in `folder`. Raises `UsageError` when none does."""
+    try:
+        plan_ = plan.parse((folder / "plan.json").read_text(encoding="utf-8"), {})
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{folder} holds no load test", "give a folder that `fenno loadtest` wrote") from error
+    records, state = run.new_records(folder, {}), run.state(folder)
+    if state.end is None:
+        state = replace(state, end=max((r.end for r in records), default=state.start))
+    return Result(plan_, folder, records, state)
+
+
+def seen(folder: Path) -> Seen:
+    """The server's side of the run."""
+    file = folder / "server.jsonl"
+    whole = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
+    gpus, _ = watch.read_gpus(folder / "gpus.jsonl", asked(folder).visible)
+    return Seen(tuple(watch.parse(line) for line in whole), gpus, ending(folder).notes)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def _write(path: Path, data: Mapping[str, Any]) -> None:
+    try:
+        process.write(path, json.dumps(data))
+    except OSError as error:
+        raise DiskError(f"cannot write {path}: {error.strerror}", "free some space, or choose another folder") from error

@@ -1,0 +1,412 @@
+"""The recipe: one YAML for an engine, its model, the traffic it serves, the targets it must meet, and what may be changed.
+
+Models are frozen and refuse unknown keys. `load` reads a file and names the key and the line of a mistake; `find` resolves what a
+person typed; `schema` is the JSON Schema that editors use.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+
+from fenno import units
+from fenno.errors import FennoError, RecipeError, UsageError
+
+
+def _read(parse: Any) -> Any:
+    """A pydantic validator from one of `units`' functions; numbers pass through the same door as text."""
+
+    def validate(value: object) -> object:
+        try:
+            return value if value is None else parse(value)
+        except FennoError as error:
+            raise ValueError(str(error)) from error
+
+    return BeforeValidator(validate, json_schema_input_type=str | float | int)
+
+
+Seconds = Annotated[float, _read(units.duration)]
+Share = Annotated[float, _read(units.share)]
+Memory = Annotated[float, _read(units.memory)]
+Count = Annotated[int, _read(units.count)]
+Rate = Annotated[float, Field(gt=0)]
+Limit = Annotated[float, Field(gt=0), _read(units.duration)]
+Scalar = bool | int | float | str | None
+
+
+class Model(BaseModel):
+    """Frozen, and a misspelt key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Engine(Model):
+    """One vLLM: started by fenno (`model`), by commands of your own (`start`, `stop`), or running already (`url` alone)."""
+
+    model: str | None = Field(None, description="a folder, a Hub id, or `dummy:NAME` for a small random model that fenno makes")
+    python: str | None = Field(None, description="the interpreter vLLM is installed under; default: the one fenno runs under")
+    flags: dict[str, Scalar | list[Scalar]] = Field(
+        default_factory=dict,
+        description="`vllm serve` flags without the dashes; true for a switch, false for its --no- form",
+    )
+    env: dict[str, str] = Field(default_factory=dict, description="environment variables of the engine")
+    scheduler: Literal["fcfs", "token_aware"] | None = Field(None, description="the order of waiting requests")
+    trust_remote_code: bool = False
+    url: str | None = Field(
+        None, description="an OpenAI-compatible server that fenno does not start, such as http://127.0.0.1:8000"
+    )
+    start: list[str] | None = Field(None, description="a command that starts the server at `url`")
+    stop: list[str] | None = Field(None, description="a command that stops it again")
+    served_model: str | None = Field(None, description="the model's name in requests; default: the first of /v1/models")
+    ready_timeout: Seconds = Field(600.0, description="how long a start may take")
+    patches: str | None = Field(None, description="a folder of your own patches, see `fenno patch`")
+    api_key_env: str | None = Field(None, description="the environment variable that holds the API key")
+    api_key_file: str | None = Field(None, description="the file that holds the API key, alone")
+    ca_file: str | None = Field(None, description="the certificate authority of an https `url`")
+
+    @model_validator(mode="after")
+    def _key_that_nobody_sees(self) -> Engine:
+        if "api-key" in self.flags:
+            raise ValueError("`flags.api-key` would be seen by everybody in `ps`: use `api_key_env` or `api_key_file`")
+        if self.api_key_env and self.api_key_file:
+            raise ValueError("give `api_key_env` or `api_key_file`, not both")
+        return self
+
+    @model_validator(mode="after")
+    def _one_way_to_start(self) -> Engine:
+        if (self.model is None) == (self.url is None):
+            raise ValueError("give either `model` (fenno starts vLLM) or `url` (a server that runs already)")
+        if self.start and not self.url:
+            raise ValueError("`start` needs `url`: where the server will answer")
+        return self
+
+
+class Host(Model):
+    """What the recipe needs of a machine; `gpus: 0` is a CPU recipe."""
+
+    gpus: int = Field(0, ge=0)
+    gpu_memory: Annotated[int, _read(units.size)] | None = Field(None, description="at least this much on each GPU")
+    memory: Annotated[int, _read(units.size)] | None = Field(None, description="at least this much main memory")
+
+
+class Lengths(Model):
+    """Token counts of a distribution, cut off at `least` and `most`; `mean` and `spread` are its own, before the cut."""
+
+    distribution: Literal["normal", "lognormal"]
+    mean: float = Field(gt=0)
+    spread: float = Field(gt=0, description="the standard deviation")
+    least: Count = Field(1, ge=1)
+    most: Count
+
+    @model_validator(mode="after")
+    def _mean_inside(self) -> Lengths:
+        if not self.least <= self.mean <= self.most:
+            raise ValueError(f"the mean {self.mean:g} is not between {self.least} and {self.most}")
+        return self
+
+
+def _kind(value: object) -> str:
+    # In brackets, as `_explain` leaves such parts of a place out.
+    return "[lengths]" if isinstance(value, Mapping | Lengths) else "[range]" if isinstance(value, list | tuple) else "[count]"
+
+
+Tokens = Annotated[
+    Annotated[Count, Tag("[count]")] | Annotated[tuple[Count, Count], Tag("[range]")] | Annotated[Lengths, Tag("[lengths]")],
+    Discriminator(_kind),
+]
+
+
+class LengthClass(Model):
+    """One kind of request in the mix. Lengths are one number, a [least, most] range drawn uniformly, or a distribution."""
+
+    name: str
+    share: Share = Field(description="its part of the mix; shares are normalised")
+    prompt_tokens: Tokens
+    output_tokens: Tokens
+
+    @model_validator(mode="after")
+    def _ranges(self) -> LengthClass:
+        for tokens in (self.prompt_tokens, self.output_tokens):
+            if isinstance(tokens, tuple) and not 1 <= tokens[0] <= tokens[1]:
+                raise ValueError(f"[{tokens[0]}, {tokens[1]}] is no range of lengths: the lesser one comes first")
+        return self
+
+
+ARTICLE_MIX = (
+    LengthClass(name="short", share=0.6, prompt_tokens=(64, 448), output_tokens=64),
+    LengthClass(name="medium", share=0.3, prompt_tokens=(64, 448), output_tokens=128),
+    LengthClass(name="long", share=0.1, prompt_tokens=(64, 448), output_tokens=512),
+)
+
+
+class Workload(Model):
+    """The traffic. Open loop: `rate` requests a second, a `ramp` or a `trace`; closed loop: `users`, each with one in flight."""
+
+    classes: tuple[LengthClass, ...] = ARTICLE_MIX
+    endpoint: Literal["completions", "chat"] = "completions"
+    arrival: Literal["poisson", "constant", "gamma"] = "poisson"
+    burstiness: float = Field(1.0, gt=0, description="shape of gamma arrivals: 1 is Poisson, less is burstier")
+    rate: float | None = Field(None, gt=0, allow_inf_nan=False, description="requests a second")
+    ramp: tuple[Rate, Rate] | None = Field(None, description="requests a second at the window's start and at its end")
+    trace: str | None = Field(None, description="recorded arrivals and lengths: Azure's CSV, or Mooncake's JSONL")
+    scale: float = Field(1.0, gt=0, description="how many times faster than recorded a trace is replayed")
+    users: int | None = Field(None, gt=0)
+    turns: Tokens = Field(1, description="chat: requests of a conversation, each with all that was said before")
+    think_time: Seconds = Field(0.0, description="between a user's requests, and between the turns of a conversation")
+    prompts: str | None = Field(None, description="real prompts: ShareGPT JSON, or OpenAI batch JSONL")
+    shared_prefix: float = Field(0.0, ge=0, lt=1, description="share of every prompt that all prompts of a run have in common")
+    ignore_eos: bool = Field(True, description="make answers exactly as long as asked for")
+    timeout: Seconds = Field(60.0, description="an answer that takes longer is a failure")
+
+    @model_validator(mode="after")
+    def _one_loop(self) -> Workload:
+        if sum(way is not None for way in (self.rate, self.ramp, self.trace, self.users)) > 1:
+            raise ValueError("give one of `rate`, `ramp`, `trace` (open loop) and `users` (closed loop)")
+        if self.prompts and (self.trace or self.turns != 1):
+            raise ValueError("`prompts` go with neither `trace` nor `turns`, which make up their own")
+        if self.trace and self.turns != 1:
+            raise ValueError("a `trace` has no `turns`: every request is in it")
+        if not self.classes and not self.prompts:
+            raise ValueError("give `classes` or `prompts`")
+        return self
+
+
+class Latencies(Model):
+    """Limits of percentiles in seconds: to the first token, a token after it, to the last token, the longest gap."""
+
+    p50_ttft: Limit | None = None
+    p90_ttft: Limit | None = None
+    p95_ttft: Limit | None = None
+    p99_ttft: Limit | None = None
+    p50_tpot: Limit | None = None
+    p90_tpot: Limit | None = None
+    p95_tpot: Limit | None = None
+    p99_tpot: Limit | None = None
+    p50_e2el: Limit | None = None
+    p90_e2el: Limit | None = None
+    p95_e2el: Limit | None = None
+    p99_e2el: Limit | None = None
+    p50_gap: Limit | None = None
+    p90_gap: Limit | None = None
+    p95_gap: Limit | None = None
+    p99_gap: Limit | None = None
+
+    def limits(self) -> dict[str, float]:
+        """Those that are set, by name ("p95_ttft"), in seconds."""
+        return {name: getattr(self, name) for name in Latencies.model_fields if getattr(self, name) is not None}
+
+
+class Targets(Latencies):
+    """What must hold at the same time; a class of the workload may have limits of its own."""
+
+    qps: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="requests a second, completed, under open-loop arrivals at this rate"
+    )
+    memory: Memory | None = Field(None, description="at most this share, or this much, of GPU memory (on a CPU: of the machine's)")
+    availability: Share | None = Field(None, description="complete and correct answers / attempts")
+    classes: dict[str, Latencies] = Field(default_factory=dict, description="limits for one class of the workload, by its name")
+
+    def latencies(self) -> dict[str, float]:
+        """The latency targets that are set, in seconds, by name: "p95_ttft", or "short:p95_ttft" for a class."""
+        mine = {f"{cls}:{name}": limit for cls, limits in self.classes.items() for name, limit in limits.limits().items()}
+        return {**self.limits(), **mine}
+
+
+class Latency(NamedTuple):
+    """A latency target's name taken apart: "short:p95_ttft" is class "short", percentile 95, metric "ttft"."""
+
+    cls: str | None
+    percentile: int
+    metric: str
+
+    @classmethod
+    def of(cls, name: str) -> Latency:
+        owner, _, rest = name.rpartition(":")
+        percentile, _, metric = rest.partition("_")
+        return cls(owner or None, int(percentile[1:]), metric)
+
+
+class Stack(Model):
+    """What a recipe was written for, as its source names it. `fenno doctor` compares it with what is here; nothing of it is run."""
+
+    python: str | None = Field(None, description="such as 3.10")
+    cuda: str | None = Field(None, description="the CUDA release, such as 12.1")
+    system: str | None = Field(None, description="such as Ubuntu 22.04")
+    packages: dict[str, str] = Field(default_factory=dict, description="package -> version (2.3.0) or range (>=2.6,<3)")
+    steps: list[str] = Field(default_factory=list, description="commands or code besides the server's own, as the source has them")
+
+
+class Search(Model):
+    """What `fenno tune` may change: values to try by knob. Live knobs change on the running server, restart knobs need a start."""
+
+    live: dict[str, list[Scalar]] = Field(default_factory=dict)
+    restart: dict[str, list[Scalar]] = Field(default_factory=dict)
+    warmup: Seconds = Field(3.0, gt=0, description="at least so much traffic before requests count; long answers need more")
+    window: Seconds = Field(8.0, gt=0, description="at least so much traffic before a trial is judged")
+
+
+class Serve(Model):
+    """How `fenno serve` keeps the engine up."""
+
+    grace: Seconds = Field(60.0, ge=0, description="for requests in flight when the server is asked to end")
+    hang: Limit = Field(120.0, description="so long without a single token, on request, is a death")
+    deaths: int = Field(5, gt=0, description="so many deaths in a row are a crash loop")
+    stable: Seconds = Field(600.0, description="who has served so long starts a new row")
+
+
+class Recipe(Model):
+    """One YAML. `name` is how it is called in studies and reports."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    summary: str = ""
+    tested: str = Field("", description="what of this recipe was run, on which hardware, and what was not")
+    engine: Engine
+    host: Host = Host()
+    stack: Stack = Stack()
+    workload: Workload = Workload()
+    targets: Targets = Targets()
+    search: Search = Search()
+    serve: Serve = Serve()
+
+    def digest(self) -> str:
+        """Twelve hex digits that change whenever anything in the recipe does."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:12]
+
+    @model_validator(mode="after")
+    def _classes_there(self) -> Recipe:
+        names = [cls.name for cls in self.workload.classes]
+        missing = next((name for name in self.targets.classes if name not in names), None)
+        if missing is not None:
+            raise ValueError(f"`targets.classes` names {missing!r}; the workload's classes are {', '.join(names)}")
+        return self
+
+    def with_engine(self, *, host: str | None = None, api_key_file: str | None = None, ca_file: str | None = None) -> Recipe:
+        """The same recipe with what is given (not None) in place of its own address to listen on, API key, and authority."""
+        flags = {**self.engine.flags, **({"host": host} if host is not None else {})}
+        key = {"api_key_file": api_key_file, "api_key_env": None} if api_key_file is not None else {}
+        trust = {"ca_file": ca_file} if ca_file is not None else {}
+        return self.model_copy(update={"engine": self.engine.model_copy(update={"flags": flags, **key, **trust})})
+
+    def with_targets(self, **targets: object) -> Recipe:
+        """The same recipe with the targets that are given (not None) replaced: by name, a class's as "short:p95_ttft".
+
+        Values as a recipe file has them. Raises `UsageError` for an impossible one.
+        """
+        merged: dict[str, Any] = self.targets.model_dump()
+        for name, value in targets.items():
+            cls, colon, rest = name.rpartition(":")
+            if value is not None:
+                (merged["classes"].setdefault(cls, {}) if colon else merged)[rest] = value
+        try:
+            return Recipe.model_validate({**self.model_dump(), "targets": merged})
+        except ValidationError as error:
+            raise UsageError("the target " + _explain(error.errors()[0]).replace("`targets.", "`")) from error
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of a recipe file."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Recipe.model_json_schema()}
+
+
+def folder() -> Path:
+    """Where the embedded recipes lie: inside the wheel, or at the top of a source checkout."""
+    packaged = Path(str(resources.files("fenno"))) / "data" / "recipes"
+    return packaged if packaged.is_dir() else Path(__file__).resolve().parent.parent / "recipes"
+
+
+def embedded() -> dict[str, Path]:
+    """The recipes that ship with fenno, by name."""
+    return {path.stem: path for path in sorted(folder().glob("*.yaml"))}
+
+
+def find(what: str) -> Path:
+    """The file behind a path or an embedded recipe's name. Raises `RecipeError` with the names there are."""
+    if what in embedded():
+        return embedded()[what]
+    path = Path(what)
+    if path.is_file():
+        return path
+    near = difflib.get_close_matches(what, embedded(), n=1)
+    raise RecipeError(
+        f"there is no recipe {what!r}, neither a file nor a name" + (f"; did you mean {near[0]}?" if near else ""),
+        "see `fenno recipe list`",
+    )
+
+
+def load(path: Path) -> Recipe:
+    """Read and check one recipe file. Raises `RecipeError` naming the file, the line and the key."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"cannot read {path}: {error}", "give a recipe file, or a name from `fenno recipe list`") from error
+    return parse(text, str(path))
+
+
+def parse(text: str, source: str) -> Recipe:
+    """A recipe from YAML text; `source` is what messages call it."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{source}:{mark.line + 1}" if mark else source
+        raise RecipeError(
+            f"{where}: not YAML: {getattr(error, 'problem', error)}", "mind the indentation and the colons"
+        ) from error
+    if not isinstance(data, Mapping):
+        raise RecipeError(f"{source}: a recipe is a mapping of keys, this is not", "see `fenno recipe show cpu-small`")
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        # A misspelt key also makes the right one missing: name the misspelling.
+        first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+        line = _line(node, first["loc"])
+        raise RecipeError(f"{source}:{line}: {_explain(first)}", "`fenno recipe schema` lists every key") from error
+
+
+def _explain(error: Any) -> str:
+    """One of pydantic's errors in a sentence."""
+    names = [str(part) for part in error["loc"] if isinstance(part, int) or "[" not in part]
+    key = ".".join(names)
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(names[-1], _keys_at(names[:-1]), n=1)
+        return f"unknown key `{key}`" + (f"; did you mean `{near[0]}`?" if near else "")
+    if error["type"] == "missing":
+        return f"`{key}` is missing"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"`{key}`: {message}" if key else message
+
+
+def _keys_at(names: list[str]) -> list[str]:
+    """The keys that are allowed below `names`."""
+    model: Any = Recipe
+    for name in names:
+        field = getattr(model, "model_fields", {}).get(name)
+        if field is not None:
+            model = {"classes": LengthClass, "prompt_tokens": Lengths, "output_tokens": Lengths}.get(name, field.annotation)
+    return list(getattr(model, "model_fields", {}))
+
+
+def _line(node: Any, loc: tuple[int | str, ...]) -> int:
+    """The line (from 1) of the deepest key of `loc` that the file has."""
+    line = node.start_mark.line + 1
+    for part in loc:
+        if isinstance(node, yaml.MappingNode):
+            pair = next(((k, v) for k, v in node.value if k.value == part), None)
+            if pair is None:
+                break
+            line, node = pair[0].start_mark.line + 1, pair[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return int(line)

@@ -1,0 +1,233 @@
+"""The end of a search: the winner after cold starts with plain flags and fresh prompts, and the defaults beside it if asked for."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+from fenno.errors import EngineError, LoadError
+from fenno.tune import arms, capacity, climb, quality, trial
+from fenno.tune import space as spaces
+from fenno.tune import verdict as verdicts
+from fenno.tune.arms import Arm
+from fenno.tune.bench import Seat
+from fenno.tune.capacity import Bracket
+from fenno.tune.quality import Comparison
+from fenno.tune.run import AGAIN, Run, measured, meet
+from fenno.tune.space import Point
+from fenno.tune.study import Trial
+from fenno.tune.verdict import Verdict
+
+Confirm = Literal["quick", "full", "off"]
+# How many cold starts each of them makes.
+STARTS: dict[Confirm, int] = {"off": 0, "quick": 1, "full": 4}
+
+# A cold start that does not confirm what was seen live sends the search on; so many of them end it.
+MOST_REFUTED = 3
+
+
+def tune(run: Run, *, confirm: Confirm = "quick", maximize: bool = False, arm: Arm | None = None) -> Verdict:
+    """Search until there is a verdict, then confirm it. `maximize`: the largest rate, else the targets' own; `arm`: what the search
+    is compared with, in its place. Raises `EngineError` when no engine starts."""
+    if arm == "defaults":
+        return arms.survey(run, arm, maximize=maximize)
+    done = unfinished(run.study.trials())
+    for refuted in range(1, MOST_REFUTED + 1):
+        found = look(run, STARTS[confirm], maximize, arm)
+        if found.outcome != "met" or found.trial is None or confirm == "off":
+            return found
+        if run.time_left() < run.bench.start_seconds:
+            return verdicts.cut_short(run.study.trials(), "the targets were met live, and no time was left for a cold start")
+        full = confirm == "full"
+        verdict = confirmed_rate(run, found.trial, full=full) if maximize else confirmed(run, found.trial, full=full, done=done)
+        done = []
+        if verdict.outcome == "met" or refuted == MOST_REFUTED or not run.time_for_a_start():
+            break
+        run.events.say(f"{verdict.sentence.partition(';')[0]}; the search goes on")
+    return verdict
+
+
+def look(run: Run, starts: int, maximize: bool, arm: Arm | None) -> Verdict:
+    """The verdict before cold `starts`: of the search, or of an arm."""
+    if arm:
+        return arms.survey(run, arm, maximize=maximize, starts=starts)
+    return climb.climb(run, starts) if maximize else meet(run)
+
+
+def blocks(run: Run, winner: Trial, full: bool, defaults_rate: float | None = None) -> list[Trial]:
+    """The cold starts to make. `full`: defaults, winner, winner, defaults, so that drift favours neither."""
+    defaults = replace(winner, point=dict(run.space.defaults), rate=defaults_rate or winner.rate)
+    return [defaults, winner, winner, defaults] if full and winner.point != run.space.defaults else [winner]
+
+
+def unfinished(trials: Sequence[Trial]) -> list[Trial]:
+    """The cold starts with which an interrupted run ended, in their order."""
+    return [*itertools.takewhile(lambda t: t.origin == "confirmation", reversed(trials))][::-1]
+
+
+def confirmed(run: Run, winner: Trial, *, full: bool, done: Sequence[Trial] = ()) -> Verdict:
+    """The winner at the target rate: the verdict that counts. `full`: beside it the defaults, cold too.
+
+    `done`: cold starts that were made already; they count if they are those that come first.
+    """
+    wanted = blocks(run, winner, full)
+    begun = [t.point for t in done if t.measured] == [block.point for block in wanted[: len(done)]]
+    ended = [*(done if begun else ()), *(cold_trial(run, block) for block in wanted[len(done) if begun else 0 :])]
+    mine = [t for t in ended if t.point == winner.point]
+    failed = next((t for t in mine if t.state != "met"), None)
+    if failed is not None:
+        reason = failed.reason or "; ".join(f.sentence() for f in verdicts.findings(failed) if f.state != "met")
+        return verdicts.inconclusive(run.study.trials(), f"the targets were met live but not after a cold start ({reason})")
+    found = verdicts.met(mine[-1], run.space, confirmed=True)
+    against = [f.sentence() for t in ended if t.point != winner.point for f in verdicts.findings(t)[:1]]
+    return replace(found, sentence=found.sentence + (f"; the defaults, cold as well: {'; '.join(against)}" if against else ""))
+
+
+def cold_trial(run: Run, which: Trial) -> Trial:
+    """One cold start of a point with plain flags, measured at its rate."""
+    run.events.say(f"confirming after a cold start: {spaces.show(spaces.changed(which.point, run.space))}")
+    try:
+        with run.bench.plain(which.point) as seat:
+            outputs = compared_outputs(run, seat, which.point)
+            return other_outputs(run, which, outputs) or settled(run, seat, which, outputs)
+    except (EngineError, LoadError) as error:
+        return failed_cold(run, which, error)
+
+
+def compared_outputs(run: Run, seat: Seat, point: Point) -> Comparison | None:
+    """The outputs of an engine after a cold start against those of the defaults; None where they cannot be compared."""
+    defaults, folder = point == run.space.defaults, run.study.folder
+    reference = quality.kept(folder)
+    if not reference and not defaults:
+        return None
+    try:
+        mine = seat.answers()
+    except LoadError as error:
+        run.events.say(f"outputs are not compared: {error}")
+        return None
+    if defaults:
+        quality.keep(folder, "cold", mine)
+        return quality.UNCHANGED
+    named = sorted(quality.CHANGES_OUTPUTS.intersection(spaces.changed(point, run.space)))
+    found = quality.compare(reference, mine, named)
+    run.events.say(found.sentence)
+    return found
+
+
+def other_outputs(run: Run, which: Trial, outputs: Comparison | None) -> Trial | None:
+    """A failed trial for settings that change what the model says, and that nobody asked for by name: however fast, no winner."""
+    return failed(run, which, f"outputs: {outputs.sentence}", outputs) if outputs and outputs.state == "moved" else None
+
+
+def started(run: Run, which: Trial) -> Trial:
+    """The same, outputs not compared. Raises `EngineError` and `LoadError` for an engine that does not start, or dies."""
+    with run.bench.plain(which.point) as seat:
+        return settled(run, seat, which)
+
+
+def confirmed_rate(run: Run, winner: Trial, *, full: bool) -> Verdict:
+    """The winner's capacity, each cold start from the largest rate held live up or down. `full`: and the defaults' capacity."""
+    ended = [
+        (block.point == winner.point, cold_climb(run, block)) for block in blocks(run, winner, full, defaults_rate(run, winner))
+    ]
+    mine, theirs = ([found for ours, found in ended if ours is which] for which in (True, False))
+    held = within(mine)
+    best = next((t for found in mine for t in found if t.state == "met" and t.rate == held.held), None)
+    if best is None:
+        why = next((f" ({t.reason})" for found in mine for t in found if t.reason), "")
+        said = f"{winner.rate:.3g} requests/s were held live but not after a cold start{why}"
+        return verdicts.inconclusive(run.study.trials(), said)
+    note = f"; {against(held, within(theirs))}" if theirs else ""
+    return verdicts.held(best, run.space, held, confirmed=True, note=note)
+
+
+def defaults_rate(run: Run, winner: Trial) -> float:
+    """The largest rate that the defaults held live, else the one they lost, else the winner's."""
+    found = next((b for point, b in climb.brackets(run.study.trials()) if point == run.space.defaults), Bracket())
+    return found.held or min(found.lost, winner.rate)
+
+
+def cold_climb(run: Run, which: Trial) -> list[Trial]:
+    """The trials of one cold start, around the rate that `which` held live."""
+    run.events.say(
+        f"confirming after a cold start, from {which.rate:.3g} requests/s: {spaces.show(spaces.changed(which.point, run.space))}"
+    )
+    ended: list[Trial] = []
+    try:
+        with run.bench.plain(which.point) as seat:
+            outputs = compared_outputs(run, seat, which.point)
+            if (failed := other_outputs(run, which, outputs)) is not None:
+                return [failed]
+            while len(ended) < climb.MOST_STEPS:
+                rate = capacity.next_rate(steps(ended), which.rate, step=1 + capacity.PRECISION)
+                if rate is None or run.time_left() < trial.seconds_needed(run.recipe.with_targets(qps=rate)):
+                    break
+                ended.append(settled(run, seat, replace(which, rate=rate), outputs))
+    except (EngineError, LoadError) as error:
+        ended.append(failed_cold(run, which, error))
+    return ended
+
+
+def steps(ended: Sequence[Trial]) -> Bracket:
+    """What one cold start says of a point's capacity; what was no measurement says nothing."""
+    return capacity.bracket((t.rate, t.state == "met") for t in ended if t.state != "invalid")
+
+
+def failed_cold(run: Run, which: Trial, error: EngineError | LoadError) -> Trial:
+    """A cold start that ended in an error, kept as what it is."""
+    return failed(run, which, f"{getattr(error, 'stage', 'load')}: {error}")
+
+
+def failed(run: Run, which: Trial, reason: str, outputs: Comparison | None = None) -> Trial:
+    """A cold start without a measurement, kept with its reason."""
+    ended = replace(cold(run, which), state="failed", score=float("inf"), reason=reason, judgement={}, summary={}, limit=None)
+    ended = with_outputs(ended, outputs)
+    run.study.add(ended)
+    run.events.done(ended)
+    return ended
+
+
+def cold(run: Run, which: Trial) -> Trial:
+    """`which` as the next trial of the study, after a cold start."""
+    return replace(which, number=len(run.study.trials()), origin="confirmation", why="cold start, plain flags, fresh prompts")
+
+
+def with_outputs(trial: Trial, outputs: Comparison | None) -> Trial:
+    """`trial` with the comparison of its outputs in its summary."""
+    return replace(trial, summary={**trial.summary, "outputs": outputs.as_dict()}) if outputs else trial
+
+
+def settled(run: Run, seat: Seat, which: Trial, outputs: Comparison | None = None) -> Trial:
+    """`which` measured on a plain engine: again while it was no measurement, and for longer while it was too close to call."""
+    blank = cold(run, which)
+    seat.move({})
+    finished = measured(run, seat, blank, arm=f"confirmation-{blank.number}")
+    patience, needed = 1, trial.seconds_needed(run.recipe.with_targets(qps=which.rate or None))
+    for again in range(AGAIN):
+        # What is too close to call takes longer; what was no measurement only has to be repeated.
+        patience *= 2 if finished.state == "unclear" else 1
+        decided = finished.state in ("met", "missed")
+        if decided or run.time_left() < patience * needed:
+            break
+        run.events.say(f"once more: {finished.reason or 'too close to call'}")
+        finished = measured(run, seat, blank, f"confirmation-{blank.number}-again-{again}", patience)
+    finished = with_outputs(finished, outputs)
+    run.study.add(finished)
+    run.events.done(finished)
+    return finished
+
+
+def within(starts: Sequence[Sequence[Trial]]) -> Bracket:
+    """What every cold start held, and what none did."""
+    found = [steps(ended) for ended in starts if ended]
+    return Bracket(min((b.held for b in found), default=0.0), max((b.lost for b in found), default=float("inf")))
+
+
+def against(mine: Bracket, defaults: Bracket) -> str:
+    """The gain over the defaults in words."""
+    if not defaults.held:
+        return f"the defaults, cold as well, hold {defaults}"
+    rate, least, most = (f"{100 * share:+.0f} %" for share in capacity.gain(mine, defaults))
+    return f"the defaults, cold as well, hold {defaults}: {rate} ({least} to {most})"

@@ -1,0 +1,146 @@
+"""Which point to try next, by what held the last ones back. Pure: the article's rules, corrected to what today's engine does.
+
+A rule moves one knob of the best point so far; where no rule speaks, the study's sampler proposes (see `study.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fenno.recipe import Scalar
+from fenno.tune import space as spaces
+from fenno.tune.space import BUDGET, CAP, POLICY, Space
+
+
+@dataclass(frozen=True)
+class Load:
+    """What the engine said of itself while the counted requests ran; means, None where this version does not say."""
+
+    running: float | None = None
+    waiting: float | None = None
+    kv_usage: float | None = None
+    preemptions: float | None = None
+    step_tokens: float | None = None
+    engine_ttft: float | None = None
+    client_ttft: float | None = None
+    in_flight: float | None = None
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What holds a point back, and the evidence in one sentence."""
+
+    name: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A point that was measured: its score (see `judge.Judgement`) and its limit."""
+
+    point: dict[str, Scalar]
+    score: float
+    limit: Limit
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A point to try and why. `origin` is "defaults", "rule" or "sampler"; `patience`: to be measured so many times as long."""
+
+    point: dict[str, Scalar]
+    why: str
+    origin: str = field(default="rule")
+    patience: int = 1
+
+
+def diagnose(load: Load, point: spaces.Point) -> Limit:
+    """The binding limit of a point under its load."""
+    waiting, running = load.waiting or 0.0, load.running or 0.0
+    if (load.preemptions or 0) > 0 or (load.kv_usage or 0.0) > 0.95:
+        return Limit("kv", f"the KV cache was {100 * (load.kv_usage or 0):.0f} % full, {load.preemptions or 0:.0f} preemptions")
+    # What clients have sent and the engine does not know of yet lies in the HTTP front end: seen on a GPU, 3,000 requests in flight
+    # of which the engine ran 750 and kept none waiting.
+    if (load.in_flight or 0.0) > 1.5 * (running + waiting) + 16:
+        evidence = f"clients had {load.in_flight:.0f} requests in flight, of which {running:.0f} ran and {waiting:.0f} waited"
+        return Limit("front end", f"{evidence}: the rest was in the HTTP server")
+    if load.client_ttft and load.engine_ttft and load.client_ttft > 1.5 * load.engine_ttft + 0.02:
+        theirs, ours = 1e3 * load.engine_ttft, 1e3 * load.client_ttft
+        return Limit("front end", f"clients waited {ours:.0f} ms for a first token that the engine had after {theirs:.0f} ms")
+    cap, budget = point.get(CAP), point.get(BUDGET)
+    if waiting >= 1 and isinstance(cap, int) and running >= 0.9 * cap:
+        return Limit("sequences", f"{waiting:.0f} requests waited while {running:.0f} of at most {cap} ran")
+    if waiting >= 1 and isinstance(budget, int) and (load.step_tokens or 0.0) >= 0.8 * budget:
+        return Limit("budget", f"{waiting:.0f} requests waited; a step took {load.step_tokens:.0f} of at most {budget} tokens")
+    return Limit("compute", f"{running:.0f} requests ran and {waiting:.0f} waited: steps take long")
+
+
+# By limit: which knob to move and where, in the order of trying. None as direction is the other policy.
+_MOVES: dict[str, tuple[tuple[str, bool | None], ...]] = {
+    "sequences": ((CAP, True), (POLICY, None), (BUDGET, False)),
+    "budget": ((BUDGET, True), (POLICY, None), (CAP, False)),
+    "kv": ((CAP, False), (BUDGET, False), (POLICY, None)),
+    # Nothing that the scheduler can do reaches the HTTP server, except to run less.
+    "front end": ((CAP, False),),
+    "compute": ((CAP, False), (POLICY, None), (BUDGET, False), (BUDGET, True)),
+}
+_REASONS = {
+    (CAP, True): "let more requests run",
+    (CAP, False): "run fewer requests at a time, so that steps are shorter",
+    (BUDGET, True): "take more prompt tokens a step, so that the queue drains",
+    (BUDGET, False): "take fewer prompt tokens a step, so that steps are shorter",
+    (POLICY, None): "let short answers go first",
+}
+
+
+def by_rule(tried: Sequence[Tried], space: Space, seen: Sequence[spaces.Point] = ()) -> Proposal | None:
+    """The next point that the rules name: a move away from the limit of the best point, else of the next best one.
+
+    `seen`: points that are not to be proposed again, besides the tried ones.
+    """
+    seen = [*seen, *(t.point for t in tried)]
+    for best in sorted(tried, key=lambda t: t.score)[:2]:
+        for knob, up in _MOVES.get(best.limit.name, ()):
+            for value in _moves(space, best.point, knob, up):
+                point = {**best.point, knob: value}
+                if point not in seen and spaces.legal(point):
+                    return Proposal(point, f"{best.limit.name}: {best.limit.evidence}; {_REASONS[knob, up]}")
+    return None
+
+
+def _moves(space: Space, point: spaces.Point, knob: str, up: bool | None) -> list[Scalar]:
+    if knob not in space.values:
+        return []
+    if up is None:
+        return [value for value in space.values[knob] if value != point.get(knob)]
+    # One knob is moved at most two steps at a time: half way first, then on.
+    return space.neighbours(knob, point.get(knob), up)[:2]
+
+
+# By limit: which flags that need a start can help; every other flag of the recipe comes after these.
+_RESTARTS = {"front end": ("api-server-count", "stream-interval"), "kv": ("gpu-memory-utilization", "kv-cache-memory-bytes")}
+
+
+def next_restart(tried: Sequence[Tried], space: Space, seen: Sequence[spaces.Point]) -> Proposal | None:
+    """The best point so far under one more restart flag moved: those that its limit names first. None when all were tried.
+
+    `seen`: points, failed ones too; a setting of restart flags that one of them had is not proposed again.
+    """
+    if not tried:
+        return None
+    best = min(tried, key=lambda t: t.score)
+    before = [spaces.restart_part(point, space) for point in seen]
+    named = [knob for knob in _RESTARTS.get(best.limit.name, ()) if knob in space.restart]
+    for knob in (*named, *(k for k in space.restart if k not in named)):
+        for value in space.restart[knob]:
+            point = {**best.point, knob: value}
+            if spaces.restart_part(point, space) not in before:
+                return Proposal(point, f"{best.limit.name}: {best.limit.evidence}; start again with {knob} {value}", "restart")
+    return None
+
+
+def improving(scores: Sequence[float], patience: int, margin: float = 0.05) -> bool:
+    """Whether one of the last `patience` scores beat all before them by `margin`: else the search has run dry."""
+    if len(scores) <= patience:
+        return True
+    return min(scores[-patience:]) < min(scores[:-patience]) * (1 - margin)

@@ -1,0 +1,327 @@
+"""`fenno tune`: one wide start, live trials until the targets are met or cannot be, the winner confirmed after a cold start.
+
+This module is the method, and reads as one; deciding is in `propose`, `judge` and `verdict`, measuring behind `bench`. The largest
+rate is looked for in `climb`, and both end in `confirm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol
+
+from fenno.engine import catalogue
+from fenno.errors import EngineError, LoadError, UsageError
+from fenno.recipe import Latency, Recipe
+from fenno.tune import bench as benches
+from fenno.tune import propose, quality, trial
+from fenno.tune import space as spaces
+from fenno.tune import verdict as verdicts
+from fenno.tune.bench import Bench, Seat
+from fenno.tune.propose import Proposal
+from fenno.tune.space import Point, Space
+from fenno.tune.study import Study, Trial
+from fenno.tune.verdict import Verdict
+
+# So many proposals of the sampler in a row that bring nothing end the search.
+PATIENCE = 3
+# An engine that dies in one trial is started again for the next; one that goes on dying ends the run.
+MOST_DEATHS = 3
+# A client that was late once, on a host that others use too, is not late for ever.
+AGAIN = 3
+
+
+class Events(benches.Events, Protocol):
+    """What a run tells whoever watches."""
+
+    def done(self, trial: Trial) -> None:
+        """A trial has ended."""
+
+
+@dataclass
+class Run:
+    """One `fenno tune`. `deadline` is on the bench's clock."""
+
+    recipe: Recipe
+    space: Space
+    study: Study
+    seed: int
+    deadline: float
+    events: Events
+    bench: Bench
+
+    def time_left(self) -> float:
+        return self.deadline - self.bench.now()
+
+    def reserve(self, starts: int) -> float:
+        """Seconds that so many cold starts take at the end of a search for the largest rate."""
+        return starts * (self.bench.start_seconds + 3 * trial.seconds_needed(self.recipe))
+
+    def time_for_a_start(self, reserve: float = 0.0) -> bool:
+        return self.time_left() >= reserve + self.bench.start_seconds + trial.seconds_needed(self.recipe)
+
+
+# A search on one running engine, under some restart flags: a verdict, or None when there is none and nothing is left to try on it.
+Live = Callable[["Run", Seat, Point], Verdict | None]
+# Of all trials, those that tell what holds the best point back.
+Telling = Callable[[list[Trial]], list[Trial]]
+
+
+def search(run: Run, live: Live, telling: Telling, begin: Point) -> Verdict | None:
+    """`live` on one engine after the other: a new one only where what binds needs a flag of the start, or one has died.
+
+    `begin`: the flags of the first start. None when nothing is left to try. Raises `EngineError` when no engine starts.
+    """
+    restart, deaths = begin, 0
+    while True:
+        try:
+            with run.bench.wide(restart) as seat:
+                found = live(run, seat, restart)
+        except EngineError as error:
+            deaths += error.stage != "start"
+            trials = run.study.trials()
+            if not _survivable(run, restart, error) or (deaths > MOST_DEATHS and not any(t.measured for t in trials)):
+                raise
+            if deaths > MOST_DEATHS:
+                return verdicts.inconclusive(trials, f"the engine died {deaths} times, the last time so: {error}")
+            found = None
+            if error.stage != "start":
+                continue
+        proposal = next_start(run, telling(run.study.trials()))
+        if found or proposal is None:
+            return found
+        if not run.time_for_a_start():
+            return verdicts.cut_short(run.study.trials(), "the time budget ended before another start; give a longer --budget")
+        run.events.say(proposal.why)
+        restart = spaces.restart_part(proposal.point, run.space)
+
+
+def _survivable(run: Run, restart: Point, error: EngineError) -> bool:
+    """Whether the search can go on after `error`. Flags that an engine cannot start with are a failed trial, not the end."""
+    run.events.say(f"{error}")
+    if error.stage == "start" and restart:
+        failed_start(run, Proposal({**run.space.defaults, **restart}, "a start with other flags", "restart"), error)
+        return True
+    return error.stage != "start"
+
+
+def failed_start(run: Run, proposal: Proposal, error: EngineError) -> None:
+    """Keep a point with which no engine starts as a failed trial."""
+    number, point = len(run.study.trials()), dict(proposal.point)
+    run.study.add(Trial(number, point, proposal.origin, proposal.why, "failed", float("inf"), 0.0, reason=str(error)))
+
+
+def live_search(run: Run, seat: Seat, restart: Point) -> Verdict | None:
+    """Trials until one meets every target, the defaults first; finished trials of an earlier run count."""
+    if not run.study.trials():
+        too_slow = floor(run, seat)
+        if too_slow:
+            return verdicts.infeasible(run.study.trials(), too_slow)
+    while True:
+        trials = run.study.trials()
+        winner = met_live(trials, run.space)
+        proposal = ablation(run, trials, winner, restart) if winner and run.time_for_a_start() else None
+        if winner and proposal is None:
+            return verdicts.met(winner, run.space, confirmed=False)
+        if not winner:
+            if run.time_left() < trial.seconds_needed(run.recipe):
+                return verdicts.cut_short(trials, "the time budget ended first; give a longer --budget")
+            proposal = next_point(run, trials, restart)
+        if proposal is None:
+            return None
+        if trials and not restart:
+            remember_outputs(run, seat, "wide")
+        run.study.add(one_trial(run, seat, proposal, len(trials)))
+
+
+def met_live(trials: Sequence[Trial], space: Space) -> Trial | None:
+    """The point that met every target when it was last measured: of several, the smallest change."""
+    met = [t for t in verdicts.latest(trials) if t.state == "met"]
+    return min(met, key=lambda t: len(spaces.changed(t.point, space)), default=None)
+
+
+def ablation(run: Run, trials: Sequence[Trial], winner: Trial, restart: Point) -> Proposal | None:
+    """The winner with one of its changes put back, not tried yet: what brings nothing is dropped. One change alone brings all."""
+    changed = spaces.changed(winner.point, run.space)
+    if len(changed) < 2 or spaces.restart_part(winner.point, run.space) != restart:
+        return None
+    less = [{**winner.point, knob: run.space.defaults[knob]} for knob in changed if knob in run.space.values]
+    tried = [t.point for t in trials]
+    point = next((p for p in less if p not in tried and spaces.legal(p)), None)
+    knob = next((k for k in changed if point and point[k] != winner.point[k]), "")
+    return Proposal(point, f"the winner with {knob} put back: does it still meet the targets?", "ablation") if point else None
+
+
+def meet(run: Run) -> Verdict:
+    """Search until the targets are met, or nothing is left to try."""
+    trials = run.study.trials()
+    if (winner := met_live(trials, run.space)) is not None:
+        return verdicts.met(winner, run.space, confirmed=False)
+    return search(run, live_search, measured_ones, begin={}) or exhausted(run.study.trials())
+
+
+def measured_ones(trials: list[Trial]) -> list[Trial]:
+    return [t for t in trials if t.measured]
+
+
+def next_start(run: Run, telling: list[Trial]) -> Proposal | None:
+    """The next engine to start, by what held the best of `telling` back."""
+    return propose.next_restart([t.tried() for t in telling], run.space, [t.point for t in run.study.trials()])
+
+
+def next_point(run: Run, trials: list[Trial], restart: Point) -> Proposal | None:
+    """The defaults, then what the rules name, then the sampler while it still finds better points; None when all is tried.
+
+    Trials under other restart flags do not count here, except that the best of them is where this engine begins.
+    """
+    if not trials:
+        return Proposal(dict(run.space.defaults), "the engine's defaults, imitated on the wide server", "defaults")
+    here = [t for t in trials if spaces.restart_part(t.point, run.space) == restart]
+    if not here:
+        best = verdicts.nearest(trials)
+        live_values = spaces.live_part(best.point if best else {}, run.space)
+        return Proposal({**run.space.defaults, **live_values, **restart}, "the best live point on a new start", "restart")
+    again = once_more(here)
+    if again is not None:
+        return again
+    best = verdicts.nearest(here)
+    if best and best.limit and best.limit.name == "front end" and next_start(run, measured_ones(trials)):
+        return None
+    ruled = propose.by_rule([t.tried() for t in verdicts.latest(here)], run.space, seen=[t.point for t in here])
+    if ruled is not None and propose.improving(_scores(here, "rule"), 2 * PATIENCE):
+        return ruled
+    if propose.improving(_scores(here, "sampler"), PATIENCE):
+        return run.study.sample(restart) or closer_look(here)
+    return closer_look(here)
+
+
+def once_more(here: list[Trial]) -> Proposal | None:
+    """The last point again, where its first trial was no measurement, or where all that is unclear is whether the load is held.
+
+    It takes longer the second time: first uses of a kernel and a slowly filling queue need it.
+    """
+    last = here[-1]
+    attempts = sum(t.point == last.point for t in here)
+    if last.origin == "confirmation":
+        return None
+    # An engine that died of a point would die of it again.
+    if last.state == "invalid" and attempts <= AGAIN:
+        return Proposal(last.point, f"once more: {last.reason}", last.origin)
+    if only_unsteady(last) and attempts == 1:
+        return Proposal(last.point, "once more, for longer: " + "; ".join(last.judgement["notes"]), last.origin, 2)
+    return None
+
+
+def closer_look(here: list[Trial]) -> Proposal | None:
+    """The nearest point once more and for longer, of those that were too close to call, or met the targets live and not cold."""
+    met = [t.point for t in here if t.state == "met"]
+    doubtful = [t for t in verdicts.latest(here) if t.state == "unclear" or (t.point in met and not t.other_outputs)]
+    tries = [sum(t.point == doubt.point and t.origin != "confirmation" for t in here) for doubt in doubtful]
+    open_ones = [(doubt, count) for doubt, count in zip(doubtful, tries, strict=True) if count <= AGAIN]
+    if not open_ones:
+        return None
+    best, count = min(open_ones, key=lambda one: (one[0].state != "unclear", one[0].score))
+    return Proposal(best.point, "once more, for longer: it was too close to call", "closer look", 2**count)
+
+
+def only_unsteady(trial_: Trial) -> bool:
+    """Whether all that is open is if the load is held: the queue had not levelled, and no latency was late."""
+    return trial_.state == "unclear" and [f.target for f in verdicts.findings(trial_) if f.state != "met"] == ["qps"]
+
+
+def _scores(trials: list[Trial], origin: str) -> list[float]:
+    """Scores in the order of time, those of other origins merged into the first: what one origin has to beat."""
+    others = [t.score for t in trials if t.measured and t.origin != origin]
+    return [min(others, default=float("inf")), *(t.score for t in trials if t.measured and t.origin == origin)]
+
+
+def exhausted(trials: list[Trial]) -> Verdict:
+    """Nothing is left to try: infeasible when every point was plainly missed, else inconclusive."""
+    if not any(t.measured for t in trials):
+        return verdicts.inconclusive(trials, f"no trial could be measured: {trials[-1].reason if trials else 'none ran'}")
+    last = verdicts.latest(trials)
+    if any(t.origin == "confirmation" for t in last):
+        return verdicts.inconclusive(trials, "the targets were met live but not after a cold start")
+    unclear = [t for t in last if t.state == "unclear"]
+    if unclear:
+        return verdicts.inconclusive(trials, f"{len(unclear)} of {len(trials)} settings were too close to call")
+    return verdicts.infeasible(trials, f"none of {len(trials)} settings met the targets, and the last ones brought nothing")
+
+
+def one_trial(run: Run, seat: Seat, proposal: Proposal, number: int, rate: float | None = None) -> Trial:
+    """Set a point on the running engine and measure it. A failed trial is a value; the engine's death is told on as well.
+
+    `rate`: requests a second, the recipe's target unless given.
+    """
+    asked = trial.target_rate(run.recipe) if rate is None else rate
+    at = "" if rate is None else f" at {rate:.3g} requests/s"
+    run.events.say(f"trial {number}: {spaces.show(proposal.point)}{at} ({proposal.why})")
+    started = run.bench.now()
+    blank = Trial(number, dict(proposal.point), proposal.origin, proposal.why, "failed", float("inf"), 0.0, rate=asked)
+    try:
+        seat.move(spaces.live_part(proposal.point, run.space))
+        finished = measured(run, seat, blank, arm=f"trial-{number}", patience=proposal.patience)
+    except LoadError as error:
+        finished = replace(blank, reason=str(error), seconds=run.bench.now() - started)
+    except EngineError as error:
+        finished = replace(blank, reason=f"{error.stage}: {error}", seconds=run.bench.now() - started)
+        run.study.add(finished)
+        run.events.done(finished)
+        raise
+    run.events.done(finished)
+    return finished
+
+
+def measured(run: Run, seat: Seat, blank: Trial, arm: str, patience: int = 1) -> Trial:
+    """`blank` with what traffic at its rate gave."""
+    at = run.recipe.with_targets(qps=blank.rate) if run.recipe.targets.qps else run.recipe
+    result = seat.measure(at, arm=arm, seed=run.seed + blank.number, patience=patience)
+    return replace(
+        blank,
+        state=result.judgement.state if result.valid else "invalid",
+        score=result.judgement.score,
+        seconds=result.seconds,
+        judgement=result.judgement.as_dict(),
+        summary=result.summary,
+        limit=propose.diagnose(result.load, blank.point),
+        reason="" if result.valid else "; ".join(result.judgement.notes),
+    )
+
+
+def floor(run: Run, seat: Seat) -> str | None:
+    """Why the latency targets cannot be met by anything: requests that have the engine to themselves are already too late."""
+    limits = {name: limit for name, limit in run.recipe.targets.limits().items() if Latency.of(name).metric == "ttft"}
+    if not limits:
+        return None
+    alone = seat.alone()
+    best = min(alone, default=0.0)
+    run.events.say(f"alone on the engine, a first token takes {1e3 * best:.1f} ms at best")
+    # Were a share p in time, all of eight would be late with a chance of (1 - p)^8: 0.4 % already for the median.
+    beaten = [name for name, limit in limits.items() if best > limit]
+    if len(alone) < 8 or not beaten:
+        return None
+    limit = 1e3 * limits[beaten[0]]
+    return f"{beaten[0]} is {limit:g} ms, and alone on the engine every one of 8 requests took {1e3 * best:.1f} ms or more"
+
+
+def remember_outputs(run: Run, seat: Seat, start: Literal["wide", "cold"]) -> None:
+    """Keep what the defaults answer to fixed texts, for the comparison with the winner; once a study."""
+    if quality.kept(run.study.folder):
+        return
+    try:
+        seat.move(spaces.live_part(run.space.defaults, run.space))
+        quality.keep(run.study.folder, start, seat.answers())
+    except LoadError as error:
+        run.events.say(f"outputs will not be compared: {error}")
+
+
+def known_space(recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> tuple[catalogue.Catalogue, Space]:
+    """What the installed engine has, and the space on it; the recipe's flags are checked on the way."""
+    if recipe.engine.url is not None:
+        raise UsageError(
+            "this recipe's engine is a URL: fenno cannot change it", "use `fenno loadtest`, or give the engine a `model`"
+        )
+    trial.check_workload(recipe.workload)
+    known = catalogue.read(catalogue.interpreter(recipe.engine.python), say)
+    known.check(recipe.engine.flags, recipe.name)
+    return known, spaces.build(recipe, known)

@@ -1,0 +1,135 @@
+"""What may be changed: live knobs and their values, the engine's own defaults, and the wide start that leaves room for all of them.
+
+A point is a mapping from knob to value. Knob names are vLLM's configuration spelling, as in `control.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fenno.engine.catalogue import Catalogue
+from fenno.errors import RecipeError
+from fenno.recipe import Recipe, Scalar
+
+Point = Mapping[str, Scalar]
+
+BUDGET, CAP, THRESHOLD, POLICY = "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold", "policy"
+
+POLICIES = ("fcfs", "token_aware")  # those that a recipe's `scheduler` can ask for
+
+# The flag that says the same at a start, so that a winner needs no plugin. `policy` has none: token-aware is a scheduler class.
+PLAIN = {BUDGET: "max-num-batched-tokens", CAP: "max-num-seqs", THRESHOLD: "long-prefill-token-threshold"}
+
+
+@dataclass(frozen=True)
+class Space:
+    """`values` by live knob, ascending where they are numbers; `restart`: the same for flags that need a new start, in the order of
+    trying; `defaults` of both is what the engine does when nobody sets anything."""
+
+    values: Mapping[str, tuple[Scalar, ...]]
+    defaults: Point
+    restart: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)
+
+    def neighbours(self, knob: str, value: Scalar, up: bool) -> list[Scalar]:
+        """The values of `knob` beyond `value` in one direction, nearest first."""
+        numbers = [v for v in self.values.get(knob, ()) if isinstance(v, int)]
+        here = int(value) if isinstance(value, int) else 0
+        return [*sorted(v for v in numbers if v > here)] if up else [*sorted((v for v in numbers if v < here), reverse=True)]
+
+
+def build(recipe: Recipe, catalogue: Catalogue) -> Space:
+    """The space of a recipe on one engine: what the recipe lists, else powers of two around the engine's defaults.
+
+    Raises `RecipeError` for a live knob that fenno does not know.
+    """
+    flags = recipe.engine.flags
+    budget = _number(flags.get(PLAIN[BUDGET]), catalogue.defaults.get(PLAIN[BUDGET]), 2048)
+    cap = _number(flags.get(PLAIN[CAP]), catalogue.defaults.get(PLAIN[CAP]), 256)
+    defaults: dict[str, Scalar] = {
+        BUDGET: budget,
+        CAP: min(cap, budget),
+        THRESHOLD: _number(flags.get(PLAIN[THRESHOLD]), None, 0),
+        POLICY: recipe.engine.scheduler or "fcfs",
+    }
+    listed: dict[str, list[Scalar]] = dict(recipe.search.live) or {
+        BUDGET: [max(1, budget * n // 4) for n in (1, 2, 4, 8)],
+        CAP: [max(1, cap * n // 8) for n in (1, 2, 4, 8)],
+        POLICY: ["fcfs", "token_aware"],
+    }
+    unknown = sorted(set(listed) - set(defaults))
+    if unknown:
+        raise RecipeError(f"`search.live` names `{unknown[0]}`, which is no live knob", f"live knobs are {', '.join(defaults)}")
+    values = {knob: _ordered({_checked(knob, value) for value in (*given, defaults[knob])}) for knob, given in listed.items()}
+    restart: dict[str, tuple[Scalar, ...]] = {}
+    for name, given in recipe.search.restart.items():
+        named: list[Scalar] = [value for value in given if value is not None] or [None]
+        for value in named:
+            catalogue.check({name: value}, f"{recipe.name}: search.restart")
+        start = flags.get(name, catalogue.flags[name].default)
+        defaults[name] = start if not isinstance(start, list) else None
+        restart[name] = tuple(v for v in given if v != defaults[name])
+    return Space(values, {knob: defaults[knob] for knob in (*listed, *restart)}, restart)
+
+
+def _number(*candidates: object) -> int:
+    return next(int(c) for c in candidates if isinstance(c, int) and not isinstance(c, bool))
+
+
+def _checked(knob: str, value: Scalar) -> Scalar:
+    """`value` itself. Raises `RecipeError` for one that no engine takes."""
+    if knob == POLICY:
+        said = None if value in POLICIES else f"policy is {value!r}: it has to be one of {', '.join(POLICIES)}"
+    else:
+        least = 0 if knob == THRESHOLD else 1
+        whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
+        said = None if whole else f"{knob} is {value!r}: it has to be a whole number of at least {least}"
+    if said:
+        raise RecipeError(f"`search.live`: {said}", "mend the recipe's list, or the flag that gives the default")
+    return value
+
+
+def _ordered(values: set[Scalar]) -> tuple[Scalar, ...]:
+    return tuple(sorted(values, key=lambda v: (isinstance(v, str), v)))
+
+
+def legal(point: Point) -> bool:
+    """A budget below the sequence cap would starve running requests."""
+    budget, cap = point.get(BUDGET), point.get(CAP)
+    return not (isinstance(budget, int) and isinstance(cap, int)) or budget >= cap
+
+
+def wide(space: Space) -> dict[str, Scalar | list[Scalar]]:
+    """Flags of the one start under which every point can be reached by narrowing."""
+    flags: dict[str, Scalar | list[Scalar]] = {}
+    for knob in (BUDGET, CAP):
+        numbers = [v for v in space.values.get(knob, ()) if isinstance(v, int)]
+        if numbers:
+            flags[PLAIN[knob]] = max(numbers)
+    return flags
+
+
+def plain_flags(point: Point, space: Space) -> dict[str, Scalar | list[Scalar]]:
+    """The flags that give `point` at a start: only what differs from the defaults."""
+    flags: dict[str, Scalar | list[Scalar]] = {PLAIN[knob]: point[knob] for knob in changed(point, space) if knob in PLAIN}
+    return {**flags, **restart_part(point, space)}
+
+
+def restart_part(point: Point, space: Space) -> dict[str, Scalar]:
+    """The flags of `point` that need a start of their own, as far as they differ from the defaults."""
+    return {knob: value for knob, value in changed(point, space).items() if knob in space.restart}
+
+
+def live_part(point: Point, space: Space) -> dict[str, Scalar]:
+    """The knobs of `point` that a running engine takes."""
+    return {knob: value for knob, value in point.items() if knob in space.values}
+
+
+def changed(point: Point, space: Space) -> dict[str, Scalar]:
+    """The knobs of `point` that differ from the engine's defaults: the smallest change."""
+    return {knob: value for knob, value in point.items() if value != space.defaults.get(knob)}
+
+
+def show(point: Point) -> str:
+    """A point for people."""
+    return " ".join(f"{knob}={value}" for knob, value in point.items()) or "the engine's defaults"

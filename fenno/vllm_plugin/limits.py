@@ -1,0 +1,77 @@
+"""What a wish means for one engine, as arithmetic: no vLLM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from fenno import control
+from fenno.control import Value
+from fenno.vllm_plugin.order import AGING_SECONDS, EDGES, Order
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Caps on one scheduler: tokens a step, running requests, tokens of one prompt a step (0: no cap), steps between prefills."""
+
+    tokens: int
+    seqs: int
+    long_prefill: int
+    interval: int
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the engine was started with. `fixed`: knobs that it cannot change while it runs; `smallest_chunk`: fewer tokens
+    of a prompt than this in one step would never move it on."""
+
+    limits: Limits
+    most_seqs: int
+    tokens_per_seq: int
+    smallest_chunk: int
+    fixed: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A wish made fit for one engine. `order` is None under vLLM's own policies."""
+
+    limits: Limits
+    policy: str
+    order: Order | None
+    unsupported: tuple[str, ...] = ()
+
+
+def settings(start: Start, wanted: Mapping[str, Value]) -> Settings:
+    """The settings for `wanted` (checked by `control.check`): whatever is not wanted is as at the start."""
+    unsupported = {name for name, value in wanted.items() if value is not None} & start.fixed
+    unsupported |= {name for name in wanted if name not in control.KNOBS}
+    knobs = {name: value for name, value in wanted.items() if value is not None and name not in unsupported}
+    limits = Limits(
+        tokens=int(knobs.get("max_num_scheduled_tokens", start.limits.tokens)),
+        seqs=min(int(knobs.get("max_num_active_seqs", start.limits.seqs)), start.most_seqs),
+        long_prefill=int(knobs.get("long_prefill_token_threshold", start.limits.long_prefill)),
+        interval=int(knobs.get("prefill_schedule_interval", start.limits.interval)),
+    )
+    if limits.long_prefill:
+        limits = replace(limits, long_prefill=max(limits.long_prefill, start.smallest_chunk))
+    edges = control.edges(knobs["class_edges"]) if "class_edges" in knobs else EDGES
+    order = Order(edges, float(knobs.get("aging_seconds", AGING_SECONDS)))
+    policy = str(knobs.get("policy", "token_aware"))
+    return Settings(limits, policy, order if policy == "token_aware" else None, tuple(sorted(unsupported)))
+
+
+def in_force(start: Start, wanted: Settings, running: int, compete: bool) -> Limits:
+    """The limits of the next step, with `running` requests; `compete`: more than one prompt wants tokens.
+
+    The budget is never above the start's, for which the engine's buffers were made, and never below a token of every request
+    that runs or may run, or some of them would starve. Under the token-aware order one long prompt never holds a whole step
+    that another prompt could use.
+    """
+    limits = wanted.limits
+    least = max(max(limits.seqs, running) * start.tokens_per_seq, start.smallest_chunk)
+    tokens = min(start.limits.tokens, max(limits.tokens, least))
+    chunk = limits.long_prefill
+    if wanted.order and compete and not chunk:
+        chunk = max(tokens // 2, start.smallest_chunk)
+    return replace(limits, tokens=tokens, long_prefill=chunk)

@@ -1,0 +1,161 @@
+"""What a comparison says is right as often as it claims, on simulated blocks; and what people and pipelines get of it."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from fenno.compare import judge, run, words
+from fenno.errors import UsageError
+from fenno.recipe import Recipe
+
+Blocks = dict[str, list[dict[str, Any]]]
+
+
+def block(ttft: float | None, *, qps: float = 10.0, memory: float | None = 1e9, completed: int = 100) -> dict[str, Any]:
+    """The document of one load test of 100 requests, all its latencies as long as the first token's."""
+    latency = dict.fromkeys(("p50", "p95"), ttft)
+    part = {**{name: latency for name, _ in judge.LATENCIES}, "requests": 100, "completed": completed}
+    part |= {"qps": qps, "availability": completed / 100}
+    server = {"memory": {"max": memory} if memory else None}
+    return {**part, "classes": {"all": part}, "server": server, "client": {"lag_ms": {"p50": 0.1}}}
+
+
+def simulated(rng: random.Random, rounds: int, change: float = 1.0, *, paired: bool = True, noise: float = 0.03) -> Blocks:
+    """Blocks on a host that drifts by a tenth and is slower in some rounds for everybody; B's times are `change` times A's."""
+    found: Blocks = {"A": [], "B": []}
+    for number in range(rounds):
+        weather = rng.gauss(0, 0.1 if paired else 0.0)
+        for place, name in enumerate(run.order("AB", number)):
+            drift = 0.1 * (2 * number + place) / (2 * rounds) if paired else 0.0
+            slower = change if name == "B" else 1.0
+            ttft = 300 * slower * math.exp(weather + drift + rng.gauss(0, noise))
+            qps = 40 / slower * math.exp(rng.gauss(0, noise / 2) - weather)
+            memory, failed = 4e10 * (1 + rng.gauss(0, 0.001)), sum(rng.random() < 0.01 for _ in range(100))
+            found[name].append(block(ttft, qps=qps, memory=memory, completed=100 - failed))
+    return found
+
+
+def verdict(blocks: Blocks, *, paired: bool = True) -> str:
+    return judge.verdict(judge.compare(blocks, paired=paired))
+
+
+@pytest.mark.scenario  # hundreds of simulated comparisons
+@pytest.mark.parametrize(("rounds", "paired"), [(4, True), (6, True), (10, False)])
+def test_of_arms_that_are_the_same_one_comparison_in_twenty_at_most_says_they_differ(rounds: int, paired: bool) -> None:
+    rng = random.Random(1)
+    wrong = sum(verdict(simulated(rng, rounds, paired=paired), paired=paired) != "not distinguishable" for _ in range(400))
+    assert wrong <= 400 * 0.05 + 2 * math.sqrt(400 * 0.05 * 0.95)  # two standard errors
+
+
+@pytest.mark.scenario
+def test_a_difference_beyond_the_noise_is_found_nearly_always_and_named_by_its_side() -> None:
+    rng = random.Random(2)
+    slower = [verdict(simulated(rng, 6, 1.05, noise=0.01)) for _ in range(200)]
+    faster = [verdict(simulated(rng, 6, 1 / 1.05, noise=0.01)) for _ in range(200)]
+    assert slower.count("worse") >= 190
+    assert faster.count("better") >= 190
+
+
+@pytest.mark.scenario
+def test_intervals_of_a_change_hold_the_true_one_as_often_as_they_say() -> None:
+    rng, held = random.Random(3), 0
+    for _ in range(400):
+        (finding,) = (f for f in judge.compare(simulated(rng, 6, 1.1), paired=True) if f.metric.label == "p95_ttft")
+        assert finding.change and finding.change.low and finding.change.high
+        held += finding.change.low <= 1.1 <= finding.change.high
+    assert 0.92 <= held / 400 <= 0.98
+
+
+def test_a_host_that_drifts_favours_no_arm() -> None:
+    assert run.order("AB", 0) + run.order("AB", 1) == list("ABBA")
+    assert run.order("ABC", 0) + run.order("ABC", 1) == list("ABCCBA")
+
+
+def test_pairs_see_through_what_both_arms_share() -> None:
+    rng = random.Random(4)
+    blocks = [simulated(rng, 6, 1.05, noise=0.01) for _ in range(50)]
+    assert sum(verdict(b) == "worse" for b in blocks) > sum(verdict(b, paired=False) == "worse" for b in blocks) + 20
+
+
+@pytest.mark.parametrize(("freedom", "t"), [(1, 12.7062), (2, 4.3027), (5, 2.5706), (6, 2.4469), (30, 2.0423)])
+def test_students_distribution_is_that_of_the_tables(freedom: int, t: float) -> None:
+    assert judge.quantile(0.975, freedom) == pytest.approx(t, abs=1e-4)
+
+
+def test_a_difference_within_the_clients_own_delay_is_none_however_often_seen() -> None:
+    findings = judge.compare({"A": [block(100.0)] * 6, "B": [block(100.05)] * 6}, paired=True)
+    assert judge.verdict(findings) == "not distinguishable"
+    assert judge.verdict(judge.compare({"A": [block(100.0)] * 6, "B": [block(105.0)] * 6}, paired=True)) == "worse"
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_answers_that_failed_are_infinitely_late_and_make_an_arm_worse(paired: bool) -> None:
+    blocks = {"A": [block(100.0 + i) for i in range(10)], "B": [block(None, completed=50, memory=None)] * 10}
+    findings = {f.metric.label: f for f in judge.compare(blocks, paired=paired)}
+    assert findings["p95_ttft"].state == "worse"
+    assert findings["availability"].state == "worse"
+    assert findings["memory"].state == "not measured"
+
+
+def test_the_number_of_metrics_does_not_make_a_difference() -> None:
+    """Of forty metrics of the same arms one has p below 0.05 more often than not: Holm's decision says so of none."""
+    metric = judge.TABLE[1]
+    change = judge.Interval(1.1, 1.0, 1.2)
+    findings = [judge.Finding("B", metric, change, p) for p in (0.004, 0.02, *([0.5] * 38))]
+    assert {f.state for f in judge.holm(findings)} == {"not distinguishable"}
+    assert [f.state for f in judge.holm([findings[0], judge.Finding("B", metric, None, 1.0)])] == ["worse", "not measured"]
+
+
+def test_availability_without_a_failure_is_as_sure_as_its_requests_are_many() -> None:
+    figure = judge.own(judge.TABLE[3], [block(100.0)] * 6)
+    assert figure and figure.value == 1.0 and figure.high == 1.0
+    assert figure.low == pytest.approx(600 / (600 + 1.96**2), abs=1e-4)
+    assert judge.reaches(vars(figure), 0.99) == "met"
+    assert judge.reaches(vars(figure), 0.995) == "unclear"
+
+
+def document(b: list[dict[str, Any]], target: float | None = None, left_out: tuple[str, ...] = ()) -> dict[str, Any]:
+    arms = [run.Arm("A", "http://a"), run.Arm("B", "http://b")]
+    a = [block(100.0 + i % 3) for i in range(len(b))]
+    return run.document(run.Blocks({"A": a, "B": b}, True, list(left_out)), arms, target, None)
+
+
+def test_a_pipeline_gets_an_exit_code_and_a_failure_for_what_is_worse() -> None:
+    worse = document([block(150.0 + i % 2, memory=None) for i in range(6)])
+    assert words.exit_code(worse) == 1
+    suite = ElementTree.fromstring(words.junit(worse).encode())
+    failed = [case.get("name") for case in suite if case.find("failure") is not None]
+    skipped = [case.get("name") for case in suite if case.find("skipped") is not None]
+    assert (failed, skipped) == (["B: p95_ttft"], ["B: memory"])
+    assert (suite.get("tests"), suite.get("failures")) == ("4", "1")
+    assert "B is worse than A" in words.sentence(worse)
+    assert words.exit_code(document([block(50.0 + i % 2) for i in range(6)])) == 0
+
+
+def test_too_few_blocks_are_no_comparison() -> None:
+    found = document([block(200.0)] * 2, left_out=("round 3, B: the client was late",))
+    assert (found["valid"], found["findings"], words.exit_code(found)) == (False, [], 4)
+    assert "the client was late" in " ".join(words.lines(found))
+
+
+def test_a_missed_availability_fails_and_one_that_cannot_be_told_is_inconclusive() -> None:
+    assert words.exit_code(document([block(100.0 + i % 3) for i in range(6)], 0.9)) == 0
+    assert words.exit_code(document([block(100.0 + i % 3) for i in range(6)], 0.999)) == 4
+    assert words.exit_code(document([block(100.0 + i % 3, completed=97) for i in range(6)], 0.995)) == 1
+
+
+def test_stored_runs_are_not_compared_with_what_has_yet_to_run(tmp_path: Any) -> None:
+    def recipe_of(name: str) -> Recipe:
+        return Recipe.model_validate({"name": "url", "engine": {"url": "http://127.0.0.1:1"}})
+
+    with pytest.raises(UsageError, match="a stored run is compared with stored runs"):
+        run.chosen([str(tmp_path), "http://a"], recipe_of)
+    with pytest.raises(UsageError, match="1 to compare"):
+        run.chosen(["http://a"], recipe_of)
+    with pytest.raises(UsageError, match="holds no load test"):
+        run.from_disk(run.chosen([str(tmp_path), str(tmp_path)], recipe_of))

@@ -1,0 +1,70 @@
+"""From figures to judgements, from trials of rates to a capacity: pure."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from fenno.load import stats
+from fenno.recipe import Targets
+from fenno.tune import capacity
+from fenno.tune.capacity import Bracket
+from fenno.tune.judge import Figure, judge
+
+RATE = Targets(qps=40.0)
+
+
+@pytest.mark.parametrize(
+    ("good", "count", "steady", "state"),
+    [
+        (100, 100, True, "met"),
+        (100, 100, False, "unclear"),
+        (199, 200, True, "met"),
+        (98, 100, True, "unclear"),
+        (80, 100, True, "missed"),
+        (0, 100, True, "missed"),
+    ],
+)
+def test_a_rate_is_held_when_what_arrives_is_answered_and_the_queue_is_level(
+    good: int, count: int, steady: bool, state: str
+) -> None:
+    figure = Figure(*(40 * part for part in stats.share(good, count)))
+    assert judge(RATE, {"qps": figure}, steady=steady).state == state
+
+
+def test_a_share_has_the_interval_of_wilson() -> None:
+    # R: prop.test(90, 100, correct = FALSE) gives 0.8256343 to 0.9447708.
+    assert stats.share(90, 100) == pytest.approx((0.9, 0.8256343, 0.9447708))
+    assert stats.share(100, 100)[2] == 1.0
+    assert stats.share(0, 7)[:2] == (0.0, 0.0)
+
+
+@given(share=some.floats(0.15, 500), first=some.floats(0.5, 50), step=some.sampled_from([1.08, 1.25, 2.0]))
+def test_bracketing_ends_around_the_true_capacity(share: float, first: float, step: float) -> None:
+    true = share * first
+    steps: list[tuple[float, bool]] = []
+    while (rate := capacity.next_rate(capacity.bracket(steps), first, step)) is not None:
+        assert rate not in [r for r, _ in steps]
+        steps.append((rate, rate <= true))
+        assert len(steps) < 150
+    found = capacity.bracket(steps)
+    assert found.held <= true < found.lost
+    assert found.lost <= found.held * (1 + capacity.PRECISION) * (1 + 1e-9)
+
+
+def test_a_rate_that_was_lost_below_one_that_was_held_is_no_end() -> None:
+    assert capacity.bracket([(8, True), (4, False), (16, False), (12, False)]) == Bracket(8, 12)
+
+
+def test_a_capacity_that_nothing_holds_is_given_up() -> None:
+    steps: list[tuple[float, bool]] = []
+    while (rate := capacity.next_rate(capacity.bracket(steps), 8.0)) is not None:
+        steps.append((rate, False))
+    assert 4 <= len(steps) <= 6
+    assert capacity.bracket(steps).held == 0
+
+
+def test_a_gain_has_the_ends_that_the_brackets_leave_open() -> None:
+    assert capacity.gain(Bracket(15, 16), Bracket(10, 12)) == pytest.approx((0.5, 0.25, 0.6))
+    assert capacity.gain(Bracket(15, 16), Bracket(0, 12))[0] == math.inf

@@ -1,0 +1,235 @@
+"""The KV cache's arithmetic against every byte address, plans from what an engine said, and settings in a recipe's text."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fenno import recipe
+from fenno.errors import RecipeError
+from fenno.kv import layout, plan, words
+from fenno.kv import settings as written
+
+LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
+
+
+def axes(order: str, sizes: dict[str, int]) -> dict[str, tuple[int, int]]:
+    """A dense cache whose axes lie in this order, the outermost first."""
+    made, stride = {}, 1
+    for name in reversed(order):
+        made[name] = (sizes[name], stride)
+        stride *= sizes[name]
+    return made
+
+
+SIZES = st.fixed_dictionaries({name: st.integers(1, 4) for name in "LBHNC"})
+
+
+@settings(max_examples=150, deadline=None)
+@given(order=st.permutations("LBHNC"), sizes=SIZES, read=st.sampled_from(list(layout.READS)))
+def test_what_lies_together_is_what_the_addresses_say(order: list[str], sizes: dict[str, int], read: str) -> None:
+    made, taken = axes("".join(order), sizes), layout.READS[read]
+    ranges = [range(min(taken.get(name, size), size)) for name, (size, _) in made.items()]
+    offsets = sorted(sum(i * stride for i, (_, stride) in zip(at, made.values(), strict=True)) for at in itertools.product(*ranges))
+    together = next((i for i in range(1, len(offsets)) if offsets[i] != offsets[i - 1] + 1), len(offsets))
+    assert layout.volume(made, taken) == len(offsets)
+    assert layout.run(made, taken) == together
+
+
+def test_padding_between_blocks_ends_a_run() -> None:
+    made = {"C": (4, 1), "N": (8, 4), "H": (2, 32), "B": (10, 100), "L": (3, 1000)}
+    assert layout.run(made, {}) == 64
+    assert layout.run(made, layout.READS["transfer"]) == 64
+
+
+def facts(**changed: Any) -> dict[str, Any]:
+    """What a GPU engine with Grok-2's cache on one of eight ranks would say, with two layouts that it refuses."""
+    sizes = {"L": 64, "B": 1021, "H": 1, "C": 512}
+    cells = [
+        {"layout": name, "block": block, "kernel": block, "why": why, "axes": axes(name, {**sizes, "N": block})}
+        for block in (8, 16, 32, 64, 128)
+        for name in LAYOUTS
+        for why in ["no such block" if block == 8 else "no such layout" if name in ("BHLNC", "LHBNC") else ""]
+    ]
+    model = {"layers": 64, "windowed": 0, "window": None, "mla": False, "kv_heads": 8, "head_size": 128, "max_len": 8192}
+    return {
+        "version": "0.32.0",
+        "platform": "cuda",
+        "wish": None,
+        "model": {**model, "cache_dtype": "bfloat16"},
+        "ranks": 8,
+        "block": 16,
+        "cache_bytes": None,
+        "sequences": 256,
+        "leaves": False,
+        "usual": "FLASH_ATTN",
+        "refused": {},
+        "backends": {"FLASH_ATTN": {"layout": "LBNHC", "cells": cells}},
+        **changed,
+    }
+
+
+def grok(**workload: Any) -> recipe.Recipe:
+    return recipe.Recipe.model_validate({"name": "grok", "engine": {"model": "grok"}, "workload": workload})
+
+
+def test_bytes_are_those_of_the_models_shape() -> None:
+    made = plan.make(facts(), grok())
+    pair = next(each for each in made["backends"]["FLASH_ATTN"]["legal"] if (each["layout"], each["block"]) == ("LBNHC", 16))
+    # 64 layers, one of 8 KV heads on this rank, K and V of 128 in two bytes each.
+    assert pair["token"] == 64 * 1 * 2 * 128 * 2
+    assert pair["sequence"] == pair["token"] * 8192
+    assert pair["tail"] == pair["token"] * 7.5
+    assert pair["reads"]["transfer"] == {"run": 16 * 512, "pieces": 64}
+
+
+def test_where_the_cache_never_leaves_nothing_is_worth_changing_and_the_plan_says_why() -> None:
+    made = plan.make(facts(), grok())
+    assert made["changes"] == []
+    assert "no layout saves a copy" in made["why_not"][0]
+    assert any("nothing is worth changing" in line for line in words.lines(made))
+
+
+def test_where_blocks_leave_the_engine_the_layout_with_one_piece_is_worth_it() -> None:
+    (change,) = plan.make(facts(leaves=True), grok())["changes"]
+    assert (change["means"], change["name"], change["value"]) == ("variable", "VLLM_KV_CACHE_LAYOUT", "BLHNC")
+    assert "1 piece(s) instead of 64" in change["why"]
+    settled = plan.make(facts(leaves=True, wish="BLNHC"), grok())
+    assert settled["changes"] == []
+
+
+def test_a_large_block_is_worth_changing_only_where_the_cache_can_be_full() -> None:
+    (change,) = plan.make(facts(block=128), grok())["changes"]
+    assert (change["means"], change["name"], change["value"], change["now"]) == ("flag", "block-size", 16, 128)
+    roomy = plan.make(facts(block=128, cache_bytes=256 * 8192 * 32768), grok())
+    assert roomy["changes"] == []
+    assert "fit into the cache at once" in roomy["why_not"][1]
+    tight = plan.make(facts(block=128, cache_bytes=256 * 8192 * 32768 - 1), grok())
+    assert [change["name"] for change in tight["changes"]] == ["block-size"]
+    assert (
+        plan.make(facts(block=128), grok(classes=[{"name": "l", "share": 1, "prompt_tokens": 8000, "output_tokens": 100}]))[
+            "changes"
+        ]
+        == []
+    )
+
+
+def test_a_layout_and_a_block_that_the_engine_refuses_are_worth_changing() -> None:
+    changes = plan.make(facts(wish="LHBNC", block=8), grok())["changes"]
+    assert [(change["name"], change["value"]) for change in changes] == [("VLLM_KV_CACHE_LAYOUT", "LBNHC"), ("block-size", 16)]
+    assert "no such layout" in changes[0]["why"]
+    assert "no such block" in changes[1]["why"]
+
+
+def test_the_old_names_of_layouts_are_understood() -> None:
+    assert plan.make(facts(wish="HND"), grok())["usual"]["layout"] == "LBHNC"
+
+
+def test_a_pair_that_was_asked_for_is_judged_by_the_engines_words() -> None:
+    made = plan.make(facts(), grok())
+    assert plan.refusal(made, "BLHNC", 32) is None
+    assert plan.refusal(made, "BHLNC", None) == "no such layout"
+    assert "legal are the layouts BLHNC" in (plan.refusal(made, "NONSENSE", None) or "")
+    assert [change["value"] for change in plan.asked(made, "LBNHC", 32)] == [32]
+
+
+def test_the_table_has_a_row_for_every_legal_pair_and_marks_the_present_one() -> None:
+    made = plan.make(facts(), grok())
+    rows = words.rows(made)
+    assert len(rows) == 4 * 4
+    assert [row[:3] for row in rows if "*" in row[0]] == [("FLASH_ATTN *", "LBNHC", "16")]
+    assert {len(row) for row in rows} == {len(words.HEADER)}
+    told = "\n".join(words.lines(made))
+    assert "FLASH_ATTN refuses blocks of 8: no such block" in told
+    assert "FLASH_ATTN refuses LHBNC, BHLNC: no such layout" in told
+
+
+CHANGES = [
+    {"means": "variable", "name": "VLLM_KV_CACHE_LAYOUT", "value": "BLHNC"},
+    {"means": "flag", "name": "block-size", "value": 32},
+]
+RECIPES = {
+    "bare": "name: x\nengine:\n  model: m\n",
+    "both": """name: x
+# why
+engine:
+    model: m   # here
+    flags:
+        # first
+        max-model-len: 10
+    env:
+        A: '1'
+""",
+    "there": """name: x
+engine:
+  model: m
+  flags:
+    block-size:  128 # ours
+    dtype: float32
+  env:
+    VLLM_KV_CACHE_LAYOUT: HND
+""",
+    "no newline at the end": "name: x\nengine:\n  model: m\n  flags:\n    block-size: 64",
+}
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_settings_are_written_into_a_recipe_and_taken_out_to_the_byte(name: str) -> None:
+    text = RECIPES[name]
+    after = written.written(text, CHANGES, name)
+    engine = recipe.parse(after, name).engine
+    assert engine.flags["block-size"] == 32
+    assert engine.env["VLLM_KV_CACHE_LAYOUT"] == "BLHNC"
+    assert written.present(after) == {"block-size": "32", "VLLM_KV_CACHE_LAYOUT": "BLHNC"}
+    before = recipe.parse(text, name).engine
+    assert {k: v for k, v in engine.flags.items() if k != "block-size"} == {
+        k: v for k, v in before.flags.items() if k != "block-size"
+    }
+    assert written.without(after) == text
+    assert written.written(after, CHANGES, name) == after
+
+
+@pytest.mark.parametrize("path", list(recipe.embedded().values()), ids=lambda path: path.stem)
+def test_every_shipped_recipe_can_be_written_to(path: Path) -> None:
+    text = path.read_text()
+    after = written.written(text, CHANGES, path.name)
+    assert recipe.parse(after, path.name).engine.flags["block-size"] == 32
+    assert written.without(after) == text
+
+
+def test_a_recipe_in_one_line_is_refused_by_name() -> None:
+    for text in ("{name: x, engine: {model: m}}\n", "name: x\nengine:\n  model: m\n  flags: {dtype: float32}\n"):
+        assert yaml.safe_load(text)
+        with pytest.raises(RecipeError, match="not written one key a line"):
+            written.written(text, CHANGES[1:], "x.yaml")
+
+
+def fenno(*command: object) -> tuple[int, dict[str, Any], str]:
+    done = subprocess.run([sys.executable, "-m", "fenno", *map(str, command)], capture_output=True, text=True, check=False)
+    return done.returncode, json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}, done.stderr
+
+
+@pytest.mark.scenario
+def test_a_recipe_that_ships_is_not_written_to(tmp_path: Path) -> None:
+    code, _, told = fenno("patch-kv", "revert", "cpu-small")
+    assert code == 2
+    assert "fenno recipe show cpu-small" in told
+
+
+@pytest.mark.scenario
+def test_status_and_revert_of_a_recipe(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(written.written(RECIPES["both"], CHANGES, "mine"))
+    assert fenno("patch-kv", "status", path)[1]["settings"] == {"block-size": "32", "VLLM_KV_CACHE_LAYOUT": "BLHNC"}
+    assert fenno("patch-kv", "revert", path)[1]["changed"]
+    assert path.read_text() == RECIPES["both"]
+    assert fenno("patch-kv", "status", path)[1]["settings"] == {}

@@ -1,0 +1,182 @@
+"""The method of `fenno tune` on surfaces whose truth is known; benchmarks/tuner/score.py scores it on hundreds of them."""
+
+import contextlib
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from fenno.errors import EngineError
+from fenno.recipe import Recipe
+from fenno.tune import confirm
+from fenno.tune.run import Run, ablation, met_live
+from fenno.tune.space import BUDGET, CAP, POLICY, Point, Space
+from fenno.tune.study import State, Study, Trial
+from fenno.tune.trial import Measured
+from fenno.tune.verdict import Verdict
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks" / "tuner"))
+
+import score
+import surfaces
+
+pytestmark = pytest.mark.scenario
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> list[score.Score]:
+    return [score.score(surfaces.surface(seed), False) for seed in range(12)]
+
+
+def test_what_is_said_to_be_met_is_met(verdicts: list[score.Score]) -> None:
+    assert [s.seed for s in verdicts if s.false_met] == []
+
+
+def test_most_verdicts_are_right_and_none_is_the_opposite_of_the_truth(verdicts: list[score.Score]) -> None:
+    assert sum(s.right for s in verdicts) >= 11
+    assert [s.seed for s in verdicts if s.verdict == ("infeasible" if s.feasible else "met")] == []
+    assert {s.feasible for s in verdicts} == {True, False}, "a test of one answer would be none"
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+def test_the_largest_rate_is_found_near_the_best_point(seed: int) -> None:
+    found = score.score(surfaces.surface(seed), True)
+    assert found.verdict == "met"
+    assert found.capacity > 0.9
+    assert found.seconds < score.BUDGET_SECONDS + 60
+
+
+def test_a_change_that_brings_nothing_is_put_back() -> None:
+    where = Space({BUDGET: (512, 2048), CAP: (8, 64), POLICY: ("fcfs",)}, {BUDGET: 2048, CAP: 64, POLICY: "fcfs"})
+    tried = [
+        told({BUDGET: 2048, CAP: 64, POLICY: "fcfs"}, "missed"),
+        told({BUDGET: 512, CAP: 8, POLICY: "fcfs"}, "met"),
+    ]
+    run = Run(surfaces.recipe(surfaces.surface(1)), where, cast(Any, None), 1, 0.0, cast(Any, None), cast(Any, None))
+    asked = ablation(run, tried, tried[1], {})
+    assert asked and asked.point == {BUDGET: 2048, CAP: 8, POLICY: "fcfs"} and "with max_num_scheduled_tokens put back" in asked.why
+    tried.append(told(asked.point, "met"))
+    winner = met_live(tried, where)
+    assert winner and winner.point == asked.point
+    assert ablation(run, tried, winner, {}) is None, "one change alone brings all"
+    assert ablation(run, tried[:2], tried[1], {"block-size": 64}) is None, "under other flags of the start"
+
+
+def told(point: dict[str, Any], state: State) -> Trial:
+    return Trial(0, point, "rule", "", state, 1.0, 1.0)
+
+
+def test_a_surface_is_as_its_arithmetic_says() -> None:
+    of = surfaces.surface(1)
+    point = surfaces.points(surfaces.space(of.family))[0]
+    held, capacity = of.held(point), of.capacity(point)
+    assert 0 < capacity < held
+    assert of.p95(point, 0.98 * capacity) < of.target < of.p95(point, 1.02 * capacity)
+    assert of.p95(point, 1.01 * held) == float("inf")
+
+
+class Faulty(surfaces.Replayed):
+    """A bench on which something goes wrong: at a point, at a cold start, or with every measurement."""
+
+    deadly: object = None
+    cold_fails = blind = False
+    cold_starts, most_cold_starts = 0, 100
+
+    @contextlib.contextmanager
+    def wide(self, restart: Point) -> Iterator[surfaces.Seat]:
+        self.clock += self.start_seconds
+        yield FaultySeat(self)
+
+    @contextlib.contextmanager
+    def plain(self, point: Point) -> Iterator[surfaces.Seat]:
+        if self.cold_fails:
+            raise EngineError("it did not start", "see the log", stage="start")
+        if self.cold_starts == self.most_cold_starts:
+            raise KeyboardInterrupt
+        self.cold_starts += 1
+        self.clock += self.start_seconds
+        yield FaultySeat(self, dict(point))
+
+
+class FaultySeat(surfaces.Seat):
+    def measure(self, recipe: Recipe, *, arm: str, seed: int, patience: int = 1) -> Measured:
+        bench = cast(Faulty, self.bench)
+        if bench.deadly is not None and self.point[CAP] == bench.deadly:
+            bench.clock += 5.0
+            raise EngineError("the engine ended", "see the log", stage="load")
+        return replace(super().measure(recipe, arm=arm, seed=seed, patience=patience), valid=not bench.blind)
+
+
+def study_on(seed: int, folder: Path, *, maximize: bool = False, full: bool = False, **faults: Any) -> tuple[Verdict, list[Trial]]:
+    of = surfaces.surface(seed)
+    bench = Faulty(of, random.Random(seed))
+    for name, value in faults.items():
+        setattr(bench, name, value)
+    where = surfaces.space(of.family)
+    study = Study(folder, where, seed)
+    run = Run(surfaces.recipe(of), where, study, seed, 1800.0 if full else 900.0, cast(Any, score.Silent()), bench)
+    return confirm.tune(run, maximize=maximize, confirm="full" if full else "quick"), study.trials()
+
+
+# A surface on which the defaults are not enough, so that there is a search.
+SEARCHED = 4
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_a_setting_that_kills_the_engine_is_tried_once_and_the_search_goes_on(tmp_path: Path, maximize: bool) -> None:
+    verdict, trials = study_on(SEARCHED, tmp_path, maximize=maximize, deadly=64)
+    killed = [t for t in trials if t.point[CAP] == 64]
+    assert killed and all(t.state == "failed" for t in killed)
+    assert len({str(t.point) for t in killed}) == len(killed), "none of them twice"
+    assert any(t.measured for t in trials)
+    assert verdict.trial is None or verdict.trial.point[CAP] != 64
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_a_cold_start_that_fails_is_a_trial_and_no_end(tmp_path: Path, maximize: bool) -> None:
+    verdict, trials = study_on(1, tmp_path, maximize=maximize, cold_fails=True)
+    assert verdict.outcome == "inconclusive"
+    assert [t.state for t in trials if t.origin == "confirmation"][:1] == ["failed"]
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_a_client_that_is_always_too_slow_ends_the_search_soon(tmp_path: Path, maximize: bool) -> None:
+    verdict, trials = study_on(1, tmp_path, maximize=maximize, blind=True)
+    assert verdict.outcome == "inconclusive"
+    assert max(Counter((str(t.point), t.rate) for t in trials).values()) <= 4
+
+
+@pytest.mark.parametrize("made", [0, 1, 2, 3])
+def test_a_full_confirmation_that_was_interrupted_is_gone_on_with(tmp_path: Path, made: int) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        study_on(7, tmp_path, full=True, most_cold_starts=made)
+    verdict, trials = study_on(7, tmp_path, full=True, most_cold_starts=4 - made)
+    assert verdict.outcome == "met" and "the defaults, cold as well: " in verdict.sentence
+    cold = [t.point for t in trials if t.origin == "confirmation"]
+    defaults, winner = trials[0].point, trials[1].point
+    assert cold == [defaults, winner, winner, defaults] and defaults != winner
+
+
+def test_a_confirmation_that_only_lacked_its_verdict_is_not_made_again(tmp_path: Path) -> None:
+    first, trials = study_on(1, tmp_path)
+    again, after = study_on(1, tmp_path, most_cold_starts=0)
+    assert (again.outcome, again.sentence, after) == ("met", first.sentence, trials)
+
+
+def test_cold_starts_of_another_winner_are_no_part_of_a_confirmation(tmp_path: Path) -> None:
+    _, trials = study_on(7, tmp_path, full=True)
+    kept = confirm.unfinished(trials)
+    assert [t.number for t in kept] == [2, 3, 4, 5]
+    assert confirm.unfinished([*trials, replace(trials[0], number=6)]) == []
+    of = surfaces.surface(7)
+    bench, where = Faulty(of, random.Random(7)), surfaces.space(of.family)
+    run = Run(surfaces.recipe(of), where, Study(tmp_path, where, 7), 7, 1800.0, cast(Any, score.Silent()), bench)
+    other = replace(trials[1], point={**trials[1].point, POLICY: "token_aware"})
+    assert other.point != trials[1].point
+    confirm.confirmed(run, other, full=True, done=kept)
+    assert bench.cold_starts == 4

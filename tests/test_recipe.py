@@ -1,0 +1,160 @@
+"""Recipes: what they accept, how a mistake is told, and that the ones that ship with fenno hold together."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stub.harness import ENGINE
+
+from fenno import recipe
+from fenno.engine import catalogue
+from fenno.errors import RecipeError, UsageError
+from fenno.recipe import Recipe
+
+SMALLEST = "name: a\nengine: {model: m}\n"
+
+
+@pytest.fixture(scope="module")
+def known() -> catalogue.Catalogue:
+    """The catalogue of the stub engine."""
+    done = subprocess.run([sys.executable, ENGINE, "introspect.py"], capture_output=True, text=True, check=True)
+    facts = json.loads(done.stdout.removeprefix(catalogue.MARK))
+    flags = {
+        name: catalogue.Flag(f["type"], f["choices"] and tuple(f["choices"]), f["default"], f["switch"])
+        for name, f in facts["flags"].items()
+    }
+    identity = catalogue.Identity("stub", facts["distribution"], facts["version"], facts["python"], None, facts["location"])
+    return catalogue.Catalogue(identity, facts["platform"], flags, facts["defaults"])
+
+
+@pytest.mark.parametrize("name", recipe.embedded())
+def test_every_embedded_recipe_loads_and_is_called_like_its_file(name: str) -> None:
+    found = recipe.load(recipe.find(name))
+    assert found.name == name
+    assert found.summary and found.tested, "people choose by these"
+
+
+def test_the_embedded_recipe_for_this_host_has_flags_that_the_engine_has(known: catalogue.Catalogue) -> None:
+    known.check(recipe.load(recipe.find("cpu-small")).engine.flags)
+
+
+CLASS = f"{SMALLEST}workload:\n  classes:\n    - name: x\n      share: 1\n      output_tokens: 1\n      prompt_tokens: %s\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "name: a\nengine: {model: m}\ntargets:\n  p95_tfft: 1s\n",
+            "here:4: unknown key `targets.p95_tfft`; did you mean `p95_ttft`?",
+        ),
+        ("name: a\nengine: {modl: m}\n", "here:2: unknown key `engine.modl`; did you mean `model`?"),
+        ("engine: {model: m}\n", "here:1: `name` is missing"),
+        ("name: Not a name\nengine: {model: m}\n", "here:1: `name`"),
+        ("name: a\nengine: {model: m, url: 'http://h'}\n", "either `model`"),
+        ("name: a\nengine: {model: m, start: [run]}\n", "`start` needs `url`"),
+        (f"{SMALLEST}targets:\n  p95_ttft: 800q\n", "here:4: `targets.p95_ttft`: '800q' is not a duration such as 800ms"),
+        (f"{SMALLEST}targets:\n  p95_ttft: 0\n", "here:4: `targets.p95_ttft`: Input should be greater than 0"),
+        (f"{SMALLEST}targets:\n  qps: -1\n", "here:4: `targets.qps`"),
+        (f"{SMALLEST}targets:\n  memory: 140%\n", "is not a share such as 85%"),
+        (f"{SMALLEST}targets:\n  availability: 2\n", "is not a share"),
+        (f"{SMALLEST}workload:\n  rate: 1\n  users: 1\n", "give one of `rate`, `ramp`, `trace` (open loop) and `users`"),
+        (f"{SMALLEST}workload:\n  classes: []\n", "give `classes` or `prompts`"),
+        (f"{SMALLEST}workload:\n  ramp: [0, 4]\n", "here:4: `workload.ramp.0`: Input should be greater than 0"),
+        (f"{SMALLEST}workload:\n  trace: a\n  turns: 3\n", "a `trace` has no `turns`"),
+        (CLASS % "[9, 2]", "[9, 2] is no range of lengths"),
+        (CLASS % "{distribution: normal, mean: 5, spread: 1, msot: 9}", "here:8: unknown key"),
+        (CLASS % "{distribution: normal, mean: 5, spread: 1, msot: 9}", "prompt_tokens.msot`; did you mean `most`?"),
+        (CLASS % "{distribution: normal, mean: 5, spread: 1}", "prompt_tokens.most` is missing"),
+        (CLASS % "{distribution: normal, mean: 50, spread: 1, most: 9}", "the mean 50 is not between 1 and 9"),
+        (CLASS % "ten", "'ten' is not a"),
+        (f"{SMALLEST}search:\n  window: 0s\n", "here:4: `search.window`"),
+        ("name: a\n  engine: b\n", "here:2: not YAML"),
+        ("- a\n- b\n", "a recipe is a mapping of keys"),
+        ("", "a recipe is a mapping of keys"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(text: str, says: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.parse(text, "here")
+    assert says in str(caught.value)
+    assert str(caught.value).startswith("here") and caught.value.hint and caught.value.exit_code == 2
+
+
+def test_quantities_are_read_as_people_write_them() -> None:
+    found = recipe.parse(
+        f"{SMALLEST}targets: {{p95_ttft: 800ms, memory: 40GiB, availability: 99%}}\nhost: {{memory: 6GiB}}\n", "here"
+    )
+    assert (found.targets.p95_ttft, found.targets.memory, found.targets.availability) == (pytest.approx(0.8), 40 * 2**30, 0.99)
+    assert found.host.memory == 6 * 2**30
+
+
+def test_a_recipe_cannot_be_changed_and_its_digest_follows_every_key() -> None:
+    first = recipe.parse(SMALLEST, "here")
+    with pytest.raises(ValueError, match="frozen"):
+        first.name = "b"  # type: ignore[misc]
+    assert first.digest() == recipe.parse(SMALLEST, "elsewhere").digest()
+    assert first.digest() != first.with_targets(p95_ttft=0.5).digest()
+
+
+def test_targets_of_the_command_line_are_checked_like_those_of_a_file() -> None:
+    first = recipe.parse(SMALLEST, "here").with_targets(p95_ttft=0.5, qps=None)
+    assert (first.targets.p95_ttft, first.targets.qps) == (0.5, None)
+    with pytest.raises(UsageError, match="`qps`"):
+        first.with_targets(qps=-1)
+
+
+def keys(schema: dict[str, Any], part: dict[str, Any], where: str = "") -> dict[str, bool]:
+    """Every key that a JSON Schema describes, with whether more keys would be allowed beside it."""
+    part = schema["$defs"][part["$ref"].rpartition("/")[2]] if "$ref" in part else part
+    found = {}
+    for name, below in part.get("properties", {}).items():
+        found[f"{where}{name}"] = bool(part.get("additionalProperties", True))
+        found |= keys(schema, below, f"{where}{name}.")
+    return found
+
+
+def test_the_schema_describes_exactly_what_the_models_accept() -> None:
+    schema = recipe.schema()
+    described = keys(schema, schema)
+    assert not any(described.values()), "an unknown key is a mistake for editors too"
+    models = {
+        "": Recipe,
+        **{
+            f"{name}.": field.annotation for name, field in Recipe.model_fields.items() if hasattr(field.annotation, "model_fields")
+        },
+    }
+    accepted = {f"{where}{name}" for where, model in models.items() for name in model.model_fields}  # type: ignore[union-attr]
+    assert set(described) == accepted
+
+
+def test_the_schema_is_one_that_validators_take_and_the_recipes_satisfy() -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    yaml = pytest.importorskip("yaml")
+    validator = jsonschema.Draft202012Validator(recipe.schema())
+    jsonschema.Draft202012Validator.check_schema(recipe.schema())
+    for path in recipe.embedded().values():
+        validator.validate(yaml.safe_load(Path(path).read_text()))
+    with pytest.raises(jsonschema.ValidationError):
+        validator.validate({"name": "a", "engine": {"model": "m"}, "taregts": {}})
+
+
+@pytest.mark.parametrize(
+    ("flags", "says", "hint"),
+    [
+        ({"swap-space": 4}, "vLLM 0.32.0 has no flag `swap-space`", "drop it"),
+        ({"max-num-sequences": 4}, "has no flag `max-num-sequences`", "did you mean `max-num-seqs`?"),
+        ({"dtype": "fp12"}, "`dtype` cannot be 'fp12'", "bfloat16"),
+        ({"max-num-seqs": "many"}, "takes a whole number, not 'many'", "write"),
+        ({"enforce-eager": "yes"}, "is a switch, 'yes' is not true or false", "enforce-eager: true"),
+    ],
+)
+def test_flags_that_the_engine_would_refuse_are_named(
+    known: catalogue.Catalogue, flags: dict[str, Any], says: str, hint: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        known.check(flags, "mine")
+    assert says in str(caught.value) and hint in caught.value.hint

