@@ -10,7 +10,8 @@ TORCH_INDEX ?=
 ARGS ?=
 
 BIN := .venv/bin
-PYTEST := $(BIN)/python -m pytest --durations=15
+# A shared host may stand still for a minute. What fails is tried once more, and the summary names it: a fault to look into.
+PYTEST := $(BIN)/python -m pytest --durations=15 --reruns 1 -rR
 
 .DEFAULT_GOAL := help
 .PHONY: help install tune test lint fast scenarios engine lock clean

@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 from stub import tls
+from stub.waiting import until
 
 from fenno.errors import LoadError, UsageError
 from fenno.load import calibration, job, stats
@@ -133,13 +134,6 @@ def _tls_server(server: socket.socket, context: ssl.SSLContext) -> None:
     with contextlib.suppress(OSError):
         while True:
             threading.Thread(target=answer, args=(server.accept()[0],), daemon=True).start()
-
-
-def until(true: Callable[[], bool], seconds: float = 30.0) -> None:
-    limit = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < limit
-        time.sleep(0.05)
 
 
 Runs = dict[str, "Future[Ran]"]

@@ -4,10 +4,11 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stub.waiting import until
 
 from fenno import process
 from fenno.engine.server import claim_port
@@ -31,27 +32,20 @@ def server(port: int, folder: Path, ttft: float = 0.01) -> Iterator[process.Chil
         yield child
 
 
-def wait_for(there: Callable[[], object], seconds: float = 20.0) -> None:
-    limit = time.monotonic() + seconds
-    while not there():
-        assert time.monotonic() < limit
-        time.sleep(0.01)
-
-
 def test_a_server_that_is_killed_and_started_again_was_out_for_as_long_as_it_was(tmp_path: Path) -> None:
     port = claim_port(None)
     with contextlib.ExitStack() as stack:
         first = stack.enter_context(server(port, tmp_path))
-        wait_for(lambda: not probe.ask(plan(port)))
+        until(lambda: not probe.ask(plan(port)))
         began = time.monotonic()
         probes = stack.enter_context(probe.probing(plan(port), tmp_path, 0.05))
-        wait_for(lambda: probes)
+        until(lambda: probes)
         first.stop()
         down = time.monotonic()
-        wait_for(lambda: sum(bool(p.error) for p in probes) >= 8)
+        until(lambda: sum(bool(p.error) for p in probes) >= 8)
         again = time.monotonic()
         stack.enter_context(server(port, tmp_path))
-        wait_for(lambda: any(not p.error and p.asked > again for p in probes))
+        until(lambda: any(not p.error and p.asked > again for p in probes))
         over = time.monotonic()
         found = probe.summarize(list(probes), (began, over), over)
     # It was out from somewhere between `began` and `down` until somewhere between `again` and `over`.
@@ -69,9 +63,9 @@ def test_a_server_that_is_killed_and_started_again_was_out_for_as_long_as_it_was
 def test_probes_keep_their_times_while_answers_are_slow(tmp_path: Path) -> None:
     port = claim_port(None)
     with server(port, tmp_path, ttft=0.6):
-        wait_for(lambda: not probe.ask(plan(port)))
+        until(lambda: not probe.ask(plan(port)))
         with probe.probing(plan(port), tmp_path, 0.1) as probes:
-            wait_for(lambda: len(probes) >= 6)
+            until(lambda: len(probes) >= 6)
     stamps = sorted(p.asked for p in probes)
     assert all(p.ended - p.asked >= 0.6 for p in probes)
     assert stamps[5] - stamps[0] < 0.6 * 5, "none waits for the one before"
@@ -82,7 +76,7 @@ def test_probes_keep_their_times_while_answers_are_slow(tmp_path: Path) -> None:
 def test_a_silent_server_is_out_after_the_timeout_and_an_answer_must_be_one(tmp_path: Path, endpoint: str) -> None:
     port = claim_port(None)
     with server(port, tmp_path, ttft=5.0):
-        wait_for(lambda: "timed out" in probe.ask(plan(port, timeout=0.3, endpoint=endpoint)))
+        until(lambda: "timed out" in probe.ask(plan(port, timeout=0.3, endpoint=endpoint)))
         assert "404" in probe.ask(plan(port, url=f"http://127.0.0.1:{port}/elsewhere", endpoint=endpoint))
 
 

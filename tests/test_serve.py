@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 import pytest
 from stub.harness import Done, Place, Run, side_by_side
+from stub.waiting import until
 
 pytestmark = pytest.mark.scenario
 
@@ -131,13 +132,6 @@ def impatient(place: Place) -> Story:
         place.empty(10)
         seconds = time.monotonic() - started
     return Story(place, done, seconds, answered=str(sum(not answer.exception() for answer in answers)))
-
-
-def until(there: Callable[[], object], within: float = 20) -> None:
-    limit = time.monotonic() + within
-    while not there():
-        assert time.monotonic() < limit, "it never came so far"
-        time.sleep(0.05)
 
 
 def in_flight(url: str) -> int:

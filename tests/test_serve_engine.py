@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,10 +13,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from stub.waiting import until
 
 pytestmark = pytest.mark.engine
 FENNO = str(Path(sys.executable).with_name("fenno"))
 IN_FLIGHT, TOKENS = 40, 200
+# The limit of a hang, no measure: a host may stand still for a minute.
+LONG = 300.0
 
 
 class Serving:
@@ -31,13 +33,10 @@ class Serving:
     def said(self) -> str:
         return self.error.read_text()
 
-    def until(self, there: Callable[[], object], within: float = 300.0) -> float:
-        """Seconds until `there`; it must not have ended before."""
-        began = time.monotonic()
-        while not there():
-            assert self.popen.poll() is None and time.monotonic() - began < within, self.said()
-            time.sleep(0.05)
-        return time.monotonic() - began
+    def until(self, there: Callable[[], object]) -> None:
+        """Wait until `there`; it must not have ended before."""
+        until(lambda: self.popen.poll() is not None or there(), LONG, told=self.said)
+        assert self.popen.poll() is None, self.said()
 
     def ready(self, times: int) -> str:
         self.until(lambda: self.said().count("ready after") >= times)
@@ -63,12 +62,12 @@ def ask(url: str, model: str) -> int:
     """How many tokens were answered."""
     body = {"model": model, "prompt": "a word", "max_tokens": TOKENS, "ignore_eos": True}
     request = urllib.request.Request(f"{url}/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=300) as answer:
+    with urllib.request.urlopen(request, timeout=LONG) as answer:
         return int(json.load(answer)["usage"]["completion_tokens"])
 
 
 def running(url: str) -> int:
-    with urllib.request.urlopen(f"{url.removesuffix('/v1')}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"{url.removesuffix('/v1')}/metrics", timeout=LONG) as answer:
         lines = answer.read().decode().splitlines()
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith("vllm:num_requests_running{"))
 
@@ -84,16 +83,16 @@ def test_a_killed_core_is_replaced_and_no_request_in_flight_is_lost_at_the_end(s
     before = serving.family()
     (core,) = [each for each in before if "EngineCore" in " ".join(each.cmdline())]
     core.kill()
-    serving.until(lambda: "starting it again" in serving.said(), within=60)
+    serving.until(lambda: "starting it again" in serving.said())
     assert alive(before) == []
     assert serving.ready(2) == url
     before = serving.family()
-    with urllib.request.urlopen(f"{url}/models", timeout=30) as answer:
+    with urllib.request.urlopen(f"{url}/models", timeout=LONG) as answer:
         model = json.load(answer)["data"][0]["id"]
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
         answers = [pool.submit(ask, url, model) for _ in range(IN_FLIGHT)]
         serving.until(lambda: all_are_known(url, answers))
         serving.popen.send_signal(signal.SIGTERM)
         assert [answer.result() for answer in answers] == [TOKENS] * IN_FLIGHT
-    assert serving.popen.wait(300) == 130, serving.said()
+    assert serving.popen.wait(LONG) == 130, serving.said()
     assert alive(before) == []

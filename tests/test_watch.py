@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stub.waiting import until
 
 from fenno import machine
 from fenno.engine import watch
@@ -51,13 +52,6 @@ def attached(url: str, folder: Path) -> Server:
     return Server(job.of_url(url, None, "completions", None), url, "m", folder)
 
 
-def wait_for(there: object, seconds: float = 20.0) -> None:
-    limit = time.monotonic() + seconds
-    while not there():  # type: ignore[operator]
-        assert time.monotonic() < limit
-        time.sleep(0.02)
-
-
 @contextlib.contextmanager
 def without_metrics() -> Iterator[str]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), http.server.SimpleHTTPRequestHandler) as server:
@@ -71,7 +65,7 @@ def test_samples_come_at_their_times_on_the_clients_clock_and_are_kept(tmp_path:
     with calibration.serving(tmp_path) as server:
         began = time.monotonic()
         with watch.watching(attached(server.url, tmp_path), tmp_path / "run", 0.1) as looking:
-            wait_for(lambda: len(looking.seen().samples) >= 4)
+            until(lambda: len(looking.seen().samples) >= 4)
         ended = time.monotonic()
     seen = looking.seen()
     stamps = [s.at for s in seen.samples]
@@ -88,15 +82,15 @@ def test_samples_come_at_their_times_on_the_clients_clock_and_are_kept(tmp_path:
 
 def test_a_server_that_dies_or_has_no_metrics_is_a_sentence_and_no_error(tmp_path: Path) -> None:
     with without_metrics() as url, watch.watching(attached(url, tmp_path), tmp_path / "none", 0.05) as looking:
-        wait_for(lambda: looking.last is not None)
+        until(lambda: looking.last is not None)
         (note,) = looking.seen().notes
         assert note.startswith("the server says nothing of itself: ")
         assert "404" in note
     with calibration.serving(tmp_path) as server:
         with watch.watching(attached(server.url, tmp_path), tmp_path / "dies", 0.05) as looking:
-            wait_for(lambda: looking.last is not None)
+            until(lambda: looking.last is not None)
             server.child.stop()
-            wait_for(lambda: looking.last is not None and looking.last.error)
+            until(lambda: looking.last is not None and looking.last.error)
         assert [note[:33] for note in looking.seen().notes] == ["the server did not say how it was"]
 
 
@@ -105,7 +99,7 @@ def test_gpus_are_read_by_one_child_process_and_its_crash_is_a_finding(tmp_path:
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with watch.watching(attached("http://127.0.0.1:9", tmp_path), tmp_path / "run", 0.1) as looking:
-        wait_for(lambda: any("NVML" in note for note in looking.seen().notes))
+        until(lambda: any("NVML" in note for note in looking.seen().notes))
     seen = looking.seen()
     assert "reading NVML ended with exit code 134; what it had said until then is kept" in seen.notes
     assert len(seen.gpus) == 2
@@ -120,7 +114,7 @@ def test_an_orderly_end_of_the_child_process_is_no_finding(tmp_path: Path, monke
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with watch.watching(attached("http://127.0.0.1:9", tmp_path), tmp_path / "run", 0.05) as looking:
-        wait_for(lambda: len(looking.seen().gpus) > 3)
+        until(lambda: len(looking.seen().gpus) > 3)
     assert [note for note in looking.seen().notes if "NVML" in note] == []
     assert [g.index for g in looking.seen().gpus[0].gpus] == [0, 1]
 
