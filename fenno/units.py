@@ -36,12 +36,12 @@ def duration(text: object) -> float:
     return number * _SECONDS[unit.lower()]
 
 
-def share(text: object) -> float:
-    """A fraction in (0, 1] from "85%" or "0.85"."""
+def share(text: object, *, or_zero: bool = False) -> float:
+    """A fraction in (0, 1] from "85%" or "0.85"; also 0 where that is a meaning."""
     expected = "a share such as 85% or 0.85"
     number, unit = _split(text, expected)
     value = number / 100 if unit == "%" else number
-    if unit not in ("", "%") or not 0 < value <= 1:
+    if unit not in ("", "%") or not (0 < value <= 1 or (or_zero and value == 0)):
         raise UsageError(f"{str(text)!r} is not {expected}")
     return value
 

@@ -40,15 +40,16 @@ def simulated(rng: random.Random, rounds: int, change: float = 1.0, *, paired: b
     return found
 
 
-def verdict(blocks: Blocks, *, paired: bool = True) -> str:
-    return judge.verdict(judge.compare(blocks, paired=paired))
+def verdict(blocks: Blocks, *, paired: bool = True, margin: float = judge.MARGIN) -> str:
+    return judge.verdict(judge.compare(blocks, paired=paired, margin=margin))
 
 
 @pytest.mark.scenario  # hundreds of simulated comparisons
 @pytest.mark.parametrize(("rounds", "paired"), [(4, True), (6, True), (10, False)])
 def test_of_arms_that_are_the_same_one_comparison_in_twenty_at_most_says_they_differ(rounds: int, paired: bool) -> None:
     rng = random.Random(1)
-    wrong = sum(verdict(simulated(rng, rounds, paired=paired), paired=paired) != "not distinguishable" for _ in range(400))
+    same = ("not distinguishable", "equivalent")
+    wrong = sum(verdict(simulated(rng, rounds, paired=paired), paired=paired) not in same for _ in range(400))
     assert wrong <= 400 * 0.05 + 2 * math.sqrt(400 * 0.05 * 0.95)  # two standard errors
 
 
@@ -71,6 +72,41 @@ def test_intervals_of_a_change_hold_the_true_one_as_often_as_they_say() -> None:
     assert 0.92 <= held / 400 <= 0.98
 
 
+def states(blocks: Blocks, margin: float) -> dict[str, str]:
+    return {f.metric.label: f.state for f in judge.compare(blocks, paired=True, margin=margin)}
+
+
+@pytest.mark.scenario
+def test_what_differs_by_the_whole_margin_is_called_equivalent_one_time_in_forty_at_most() -> None:
+    rng = random.Random(5)
+    found = [states(simulated(rng, 6, 1.02, noise=0.005), 0.02)["p95_ttft"] for _ in range(400)]
+    assert found.count("equivalent") <= 400 * 0.025 + 2 * math.sqrt(400 * 0.025 * 0.975)
+
+
+@pytest.mark.scenario
+def test_arms_that_are_the_same_are_found_equivalent_where_the_noise_allows_it() -> None:
+    rng = random.Random(6)
+    found = [verdict(simulated(rng, 6, noise=0.003), margin=0.02) for _ in range(200)]
+    assert found.count("equivalent") >= 180
+    assert verdict(simulated(rng, 6, noise=0.2), margin=0.02) == "not distinguishable", "nobody can know here"
+
+
+def test_a_difference_that_is_sure_and_tiny_is_equivalent_unless_the_margin_is_tinier() -> None:
+    heavier = {"A": [block(100.0, memory=1e9 + i) for i in range(6)], "B": [block(100.0, memory=1.003e9 + 2 * i) for i in range(6)]}
+    (memory,) = (f for f in judge.compare(heavier, paired=True) if f.metric.label == "memory")
+    assert memory.adjusted < 1e-6 and memory.state == "equivalent"
+    assert judge.verdict(judge.compare(heavier, paired=True)) == "equivalent"
+    assert [states(heavier, margin)["memory"] for margin in (0.002, 0.0)] == ["worse", "worse"]
+
+
+def test_equivalence_is_not_claimed_below_the_clients_own_delay_nor_of_availability() -> None:
+    quick = {"A": [block(5.0)] * 6, "B": [block(5.0)] * 6}  # of 5 ms the client's delay is 2 %
+    assert (states(quick, 0.01)["p95_ttft"], states(quick, 0.05)["p95_ttft"]) == ("not distinguishable", "equivalent")
+    assert states(quick, 0.05)["availability"] == "not distinguishable"
+    failing = {"A": [block(100.0)] * 6, "B": [block(100.0, completed=99)] * 6}
+    assert states(failing, 0.05)["availability"] == "worse"
+
+
 def test_a_host_that_drifts_favours_no_arm() -> None:
     assert run.order("AB", 0) + run.order("AB", 1) == list("ABBA")
     assert run.order("ABC", 0) + run.order("ABC", 1) == list("ABCCBA")
@@ -88,7 +124,7 @@ def test_students_distribution_is_that_of_the_tables(freedom: int, t: float) -> 
 
 
 def test_a_difference_within_the_clients_own_delay_is_none_however_often_seen() -> None:
-    findings = judge.compare({"A": [block(100.0)] * 6, "B": [block(100.05)] * 6}, paired=True)
+    findings = judge.compare({"A": [block(100.0)] * 6, "B": [block(100.05)] * 6}, paired=True, margin=0.0)
     assert judge.verdict(findings) == "not distinguishable"
     assert judge.verdict(judge.compare({"A": [block(100.0)] * 6, "B": [block(105.0)] * 6}, paired=True)) == "worse"
 
@@ -135,6 +171,14 @@ def test_a_pipeline_gets_an_exit_code_and_a_failure_for_what_is_worse() -> None:
     assert (suite.get("tests"), suite.get("failures")) == ("4", "1")
     assert "B is worse than A" in words.sentence(worse)
     assert words.exit_code(document([block(50.0 + i % 2) for i in range(6)])) == 0
+
+
+def test_a_pipeline_does_not_fail_for_what_is_equivalent() -> None:
+    found = document([block(100.2 + i % 3) for i in range(6)])
+    assert (found["verdict"], found["margin"], words.exit_code(found)) == ({"B": "equivalent"}, 0.01, 0)
+    assert words.sentence(found) == "B is equivalent to A: within 1 %"
+    assert ElementTree.fromstring(words.junit(found).encode()).get("failures") == "0"
+    assert words.rows(found)[1][-1].endswith(": equivalent")
 
 
 def test_too_few_blocks_are_no_comparison() -> None:

@@ -76,6 +76,12 @@ def test_a_wrong_one_is_repeated_and_names_what_was_expected(read: Callable[[obj
     assert caught.value.exit_code == 2
 
 
+def test_a_share_may_be_nothing_only_where_that_has_a_meaning() -> None:
+    assert units.share("0%", or_zero=True) == units.share("0", or_zero=True) == 0
+    with pytest.raises(UsageError, match="'101%' is not a share"):
+        units.share("101%", or_zero=True)
+
+
 @given(st.text(max_size=12))
 def test_any_text_is_a_quantity_or_a_usage_error(text: str) -> None:
     for read in (units.duration, units.share, units.size, units.count, units.memory):

@@ -22,6 +22,7 @@ def compare(
     seed: Annotated[int, typer.Option(help="of the first round; each has its own, the same for all arms")] = 1,
     timeout: Annotated[str | None, typer.Option(help="a later answer is a failure: 2s")] = None,
     target_availability: Annotated[str | None, typer.Option(help="complete and correct answers in time: 99.5%")] = None,
+    margin: Annotated[str, typer.Option(help="of equivalence: differences surely within it fail nothing; 0: there is none")] = "1%",
     prompts: Annotated[str | None, typer.Option(help="real prompts: ShareGPT JSON or OpenAI batch JSONL")] = None,
     model: Annotated[str | None, typer.Option(help="the model's name at a URL; default: the first it lists")] = None,
     endpoint: Annotated[str, typer.Option(help="at a URL: completions or chat")] = "completions",
@@ -36,7 +37,7 @@ def compare(
     from fenno.compare import run
     from fenno.load import job
 
-    target = parse(units.share, target_availability)
+    target, equivalent = parse(units.share, target_availability), units.share(margin, or_zero=True)
     arms = run.chosen(
         names, lambda name: job.of_url(name, model, endpoint, api_key_env) if "://" in name else recipe.load(choose(name))
     )
@@ -60,7 +61,7 @@ def compare(
             console.say("mind: prompts from a file are the same for all: one server's arms share its prefix cache", style="yellow")
         folder = out / time.strftime("%Y%m%d-%H%M%S")
         found = run.live(arms, plan, rounds, folder, console.say)
-    raise typer.Exit(tell(run.document(found, arms, target, folder), junit, table=not as_json))
+    raise typer.Exit(tell(run.document(found, arms, target, folder, equivalent), junit, table=not as_json))
 
 
 def tell(document: dict[str, Any], junit: Path | None, *, table: bool) -> int:

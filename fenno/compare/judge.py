@@ -16,8 +16,9 @@ from typing import Any, Literal
 from fenno.load import stats
 
 Document = Mapping[str, Any]
-State = Literal["better", "worse", "not distinguishable", "not measured"]
+State = Literal["better", "worse", "equivalent", "not distinguishable", "not measured"]
 ALPHA = 0.05
+MARGIN = 0.01  # of equivalence, as a share: what nobody would act upon
 LEAST = 3  # blocks of an arm, below which nothing is said
 LATENCIES = (("ttft", "p95"), ("ttft", "p50"), ("tpot", "p95"), ("e2el", "p95"), ("gap", "p95"))
 
@@ -86,12 +87,16 @@ class Interval:
 
 @dataclass(frozen=True)
 class Finding:
-    """One metric of one arm against the first. `change`: ratio, or difference of shares. `adjusted`: `p` for their number."""
+    """One metric of one arm against the first. `change`: ratio, or difference of shares. `adjusted`: `p` for their number.
+
+    `within`: the whole interval of the change lies within the margin of equivalence.
+    """
 
     arm: str
     metric: Metric
     change: Interval | None
     p: float
+    within: bool = False
     adjusted: float = 1.0
     state: State = "not distinguishable"
 
@@ -116,15 +121,16 @@ def own(metric: Metric, blocks: Sequence[Document]) -> Interval | None:
     return Interval(value, low, high) if len(values) >= LEAST or metric.name == "availability" else Interval(value)
 
 
-def compare(arms: Mapping[str, Sequence[Document]], *, paired: bool) -> list[Finding]:
+def compare(arms: Mapping[str, Sequence[Document]], *, paired: bool, margin: float = MARGIN) -> list[Finding]:
     """Every arm against the first, metric by metric. `paired`: the arms' n-th blocks belong together (same seed, side by side).
+    `margin`: of equivalence, as a share; 0 calls nothing equivalent.
 
     "Different" is decided at 5 % for all metrics of the table and all arms together (Holm 1979), and again for all of the detail:
     of arms that are the same, one comparison in twenty at most says anything else in its table.
     """
     first, *others = arms
     found = [
-        _find(metric, arms[first], arms[other], other, paired)
+        _find(metric, arms[first], arms[other], other, paired, margin)
         for other in others
         for metric in metrics([block for blocks in arms.values() for block in blocks])
     ]
@@ -144,13 +150,15 @@ def holm(findings: Sequence[Finding]) -> list[Finding]:
 def _state(finding: Finding, adjusted: float) -> State:
     if finding.change is None:
         return "not measured"
+    if finding.within:
+        return "equivalent"
     if adjusted >= ALPHA:
         return "not distinguishable"
     grew = finding.change.value > (1 if finding.metric.by_ratio else 0)
     return "better" if grew is finding.metric.more_is_better else "worse"
 
 
-def _find(metric: Metric, mine: Sequence[Document], theirs: Sequence[Document], arm: str, paired: bool) -> Finding:
+def _find(metric: Metric, mine: Sequence[Document], theirs: Sequence[Document], arm: str, paired: bool, margin: float) -> Finding:
     """One metric of `theirs` against `mine`, its p not yet adjusted."""
     a, b = [metric.of(block) for block in mine], [metric.of(block) for block in theirs]
     if paired:
@@ -167,9 +175,11 @@ def _find(metric: Metric, mine: Sequence[Document], theirs: Sequence[Document], 
     noise = _noise(metric, [*mine, *theirs])
     if abs(change.value) <= noise:
         p = 1.0
-    if metric.by_ratio:
-        change = Interval(*(math.exp(end) for end in (change.value, change.low or 0.0, change.high or 0.0)))
-    return Finding(arm, metric, change, p)
+    if not metric.by_ratio:
+        return Finding(arm, metric, change, p)
+    ends = change.low or 0.0, change.high or 0.0
+    within = max(map(abs, ends)) + noise <= math.log1p(margin)
+    return Finding(arm, metric, Interval(*map(math.exp, (change.value, *ends))), p, within)
 
 
 def _noise(metric: Metric, blocks: Sequence[Document]) -> float:
@@ -264,11 +274,15 @@ def quantile(share: float, freedom: int) -> float:
 
 
 def verdict(findings: Sequence[Finding]) -> str:
-    """What the table says of one arm: "better", "worse", "mixed", "not distinguishable"; "not measured" without a figure."""
-    states = {f.state for f in findings if f.metric.primary}
+    """What the table says of one arm: "better", "worse", "mixed", "equivalent", "not distinguishable"; "not measured" without a
+    figure. Equivalent is what is so in every figure that has a margin, and no different in the others."""
+    table = [f for f in findings if f.metric.primary]
+    states = {f.state for f in table}
     if {"better", "worse"} <= states:
         return "mixed"
-    return next((s for s in ("better", "worse", "not distinguishable") if s in states), "not measured")
+    if {f.state for f in table if f.metric.by_ratio} - {"not measured"} == {"equivalent"}:
+        states.discard("not distinguishable")
+    return next((s for s in ("better", "worse", "not distinguishable", "equivalent") if s in states), "not measured")
 
 
 def reaches(figure: Mapping[str, Any] | None, target: float) -> str:

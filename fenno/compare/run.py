@@ -126,11 +126,14 @@ def chosen(names: Sequence[str], recipe_of: Callable[[str], Recipe]) -> list[Arm
     return arms
 
 
-def document(found: Blocks, arms: Sequence[Arm], target: float | None, folder: Path | None) -> dict[str, Any]:
-    """The comparison as JSON: every arm's figures, every finding, and what it comes to. `target`: of availability, a share."""
+def document(
+    found: Blocks, arms: Sequence[Arm], target: float | None, folder: Path | None, margin: float = judge.MARGIN
+) -> dict[str, Any]:
+    """The comparison as JSON: every arm's figures, every finding, and what it comes to. `target` (of availability) and `margin`
+    (of equivalence) are shares."""
     first = arms[0].name
     enough = min(len(blocks) for blocks in found.arms.values()) >= judge.LEAST
-    findings = judge.compare(found.arms, paired=found.paired) if enough else []
+    findings = judge.compare(found.arms, paired=found.paired, margin=margin) if enough else []
     own = {
         name: {m.label: vars(v) if (v := judge.own(m, blocks)) else None for m in judge.metrics(blocks)}
         for name, blocks in found.arms.items()
@@ -138,6 +141,7 @@ def document(found: Blocks, arms: Sequence[Arm], target: float | None, folder: P
     return {
         "arms": {arm.name: {"what": arm.what, "blocks": len(found.arms[arm.name]), "figures": own[arm.name]} for arm in arms},
         "paired": found.paired,
+        "margin": margin,
         "findings": [_finding(finding) for finding in findings],
         "verdict": {arm.name: judge.verdict([f for f in findings if f.arm == arm.name]) for arm in arms if arm.name != first},
         "availability_target": target,

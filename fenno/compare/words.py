@@ -66,14 +66,18 @@ def sentence(document: dict[str, Any]) -> str:
     first = next(iter(document["arms"]))
     if not document["valid"]:
         return "INVALID: too few blocks were measurements; nothing is said of a difference"
-    said = [f"{arm} is {_against(verdict, first)}" for arm, verdict in document["verdict"].items()]
+    said = [f"{arm} is {_against(verdict, first, document['margin'])}" for arm, verdict in document["verdict"].items()]
     if document["availability"]:
         said += [f"availability of {arm}: {state}" for arm, state in document["availability"].items()]
     return "; ".join(said)
 
 
-def _against(verdict: str, first: str) -> str:
-    named = {"mixed": f"better than {first} in some of the table and worse in some", "not measured": "not measured"}
+def _against(verdict: str, first: str, margin: float) -> str:
+    named = {
+        "mixed": f"better than {first} in some of the table and worse in some",
+        "equivalent": f"equivalent to {first}: within {100 * margin:g} %",
+        "not measured": "not measured",
+    }
     return named.get(verdict) or (f"{verdict} than {first}" if verdict in ("better", "worse") else f"{verdict} from {first}")
 
 
