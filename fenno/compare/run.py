@@ -14,6 +14,7 @@ from fenno.engine import command, server
 from fenno.errors import UsageError
 from fenno.load import endpoint, loadtest, stats, stored
 from fenno.load.plan import Plan
+from fenno.load.stored import Stored
 from fenno.recipe import Recipe
 
 PIECES = 10  # blocks that a stored run is cut into
@@ -90,15 +91,16 @@ def from_disk(arms: Sequence[Arm]) -> Blocks:
     found = Blocks({arm.name: [] for arm in arms}, paired=False)
     for arm in arms:
         assert arm.folder is not None
-        whole = loadtest.again(arm.folder)
-        found.left_out += [f"{arm.name}: {reason}" for reason in whole["reasons"]]
-        found.arms[arm.name] = pieces(arm.folder, whole)
+        whole = stored.read(arm.folder)
+        told = loadtest.document(whole)
+        found.left_out += [f"{arm.name}: {reason}" for reason in told["reasons"]]
+        found.arms[arm.name] = pieces(whole, told["client"])
     return found
 
 
-def pieces(folder: Path, whole: dict[str, Any]) -> list[dict[str, Any]]:
+def pieces(whole: Stored, client: dict[str, Any]) -> list[dict[str, Any]]:
     """One stored run as blocks: the figures of each piece of its window, and the server's memory in it."""
-    result, seen = stored.result(folder), stored.seen(folder)
+    result, seen = whole.result, whole.seen
     start, end = result.state.start or 0.0, result.state.end or 0.0
     edges = [start + (end - start) * i / PIECES for i in range(PIECES + 1)]
     mine = stats.counted(result.records)
@@ -106,7 +108,7 @@ def pieces(folder: Path, whole: dict[str, Any]) -> list[dict[str, Any]]:
     for low, high in pairwise(edges):
         memory = seen.between(low, high).memory()
         part = stats.summarize([r for r in mine if low <= r.scheduled < high], (low, high))
-        found.append({**part, "server": {"memory": {"max": max(memory)} if memory else None}, "client": whole["client"]})
+        found.append({**part, "server": {"memory": {"max": max(memory)} if memory else None}, "client": client})
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from fenno.load import account, job, probe, run, stored
 from fenno.load.plan import Plan
 from fenno.load.probe import Probe
 from fenno.load.run import Result
+from fenno.load.stored import Asked, Ending, Stored
 from fenno.recipe import Recipe
 
 
@@ -26,36 +27,24 @@ def measure(
     """Run `plan` against `server` and account for it. `folder` gets the records, the server's samples and the probes; `gpu_price`:
     dollars an hour of one GPU. Raises as `run.run` does."""
     run.check(plan)
-    asked = stored.Asked(targets=recipe.targets, gpu_price=gpu_price, probed=probing, visible=watch.visible(server))
+    asked = Asked(targets=recipe.targets, gpu_price=gpu_price, probed=probing, visible=watch.visible(server))
     stored.begin(folder, asked)
     with contextlib.ExitStack() as stack:
         looking = stack.enter_context(watch.watching(server, folder))
         probes = stack.enter_context(probe.probing(plan, folder)) if probing else None
         result = run.run(plan, folder)
         over = time.monotonic()
-    seen, ended = looking.seen(), ending(result, server)
-    stored.end(folder, stored.Ending(over=over, ended=ended, notes=seen.notes))
-    return document(result, asked, seen, probes, over, ended)
+    seen = looking.seen()
+    ended = Ending(over=over, ended=ending(result, server), notes=seen.notes)
+    stored.end(folder, ended)
+    return document(Stored(asked=asked, result=result, seen=seen, probes=probes, ending=ended))
 
 
-def again(folder: Path) -> dict[str, Any]:
-    """The document of a run that is stored in `folder`, made from what lies there. Raises `UsageError` when that is no run."""
-    asked, ending = stored.asked(folder), stored.ending(folder)
-    probes = probe.read(folder) if asked.probed else None
-    return document(stored.result(folder), asked, stored.seen(folder), probes, ending.over, ending.ended)
-
-
-def document(
-    result: Result,
-    asked: stored.Asked,
-    seen: Seen,
-    probes: Sequence[Probe] | None,
-    over: float,
-    ended: Mapping[str, str],
-) -> dict[str, Any]:
-    """All there is to say of a run. `over`: when the server was no longer asked."""
-    found = job.document(result, asked.targets) | beside(result, seen, probes, over)
-    found["ended"] = dict(ended)
+def document(run_: Stored) -> dict[str, Any]:
+    """All there is to say of a load test, whether it has just ended or was read from its folder."""
+    asked = run_.asked
+    found = job.document(run_.result, asked.targets) | beside(run_.result, run_.seen, run_.probes, run_.ending.over)
+    found["ended"] = dict(run_.ending.ended)
     if asked.gpu_price is not None:
         gpus = len(found["server"]["gpus"]) or 1
         dollars = account.cost(asked.gpu_price, gpus, found["token_throughput"])

@@ -6,7 +6,7 @@ A run that was interrupted has no ending: its figures are then of what there is,
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,8 @@ from fenno import process
 from fenno.engine import watch
 from fenno.engine.watch import Seen
 from fenno.errors import DiskError, UsageError
-from fenno.load import plan, run
+from fenno.load import plan, probe, run
+from fenno.load.probe import Probe
 from fenno.load.run import Result
 from fenno.recipe import Targets
 
@@ -39,34 +40,47 @@ class Ending:
     notes: tuple[str, ...] = field(default_factory=tuple)
 
 
-def begin(folder: Path, asked_: Asked) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """A load test as its folder has it. `probes`: None when none were sent."""
+
+    asked: Asked
+    result: Result
+    seen: Seen
+    probes: Sequence[Probe] | None
+    ending: Ending
+
+
+def begin(folder: Path, asked: Asked) -> None:
     """Keep what was asked for. Raises `DiskError`."""
     (folder / "ended.json").unlink(missing_ok=True)
-    _write(folder / "asked.json", {**vars(asked_), "targets": asked_.targets.model_dump(mode="json")})
+    _write(folder / "asked.json", {**vars(asked), "targets": asked.targets.model_dump(mode="json")})
 
 
-def end(folder: Path, ending_: Ending) -> None:
+def end(folder: Path, ending: Ending) -> None:
     """Keep how it ended. Raises `DiskError`."""
-    _write(folder / "ended.json", vars(ending_))
+    _write(folder / "ended.json", vars(ending))
 
 
-def asked(folder: Path) -> Asked:
+def read(folder: Path) -> Stored:
+    """The load test that lies in `folder`, each of its files read once. Raises `UsageError` when there is none."""
+    asked, result, ending = _asked(folder), _result(folder), _read(folder / "ended.json")
+    ended = Ending(
+        over=ending.get("over", result.state.end or 0.0),
+        ended=ending.get("ended", {"how": "interrupted", "why": "the load test was ended before its time"}),
+        notes=tuple(ending.get("notes", ())),
+    )
+    probes = probe.read(folder) if asked.probed else None
+    return Stored(asked=asked, result=result, seen=_seen(folder, asked.visible, ended.notes), probes=probes, ending=ended)
+
+
+def _asked(folder: Path) -> Asked:
     """What was asked for; nothing where that was not kept."""
     data = _read(folder / "asked.json")
     return Asked(**{**data, "targets": Targets.model_validate(data["targets"])}) if data else Asked()
 
 
-def ending(folder: Path) -> Ending:
-    """How it ended, or that it did not."""
-    data = _read(folder / "ended.json")
-    if data:
-        return Ending(over=data["over"], ended=data["ended"], notes=tuple(data["notes"]))
-    ended = {"how": "interrupted", "why": "the load test was ended before its time"}
-    return Ending(over=result(folder).state.end or 0.0, ended=ended)
-
-
-def result(folder: Path) -> Result:
-    """The run that lies in `folder`. Raises `UsageError` when none does."""
+def _result(folder: Path) -> Result:
     try:
         plan_ = plan.parse((folder / "plan.json").read_text(encoding="utf-8"), {})
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -77,12 +91,11 @@ def result(folder: Path) -> Result:
     return Result(plan_, folder, records, state)
 
 
-def seen(folder: Path) -> Seen:
-    """The server's side of the run."""
+def _seen(folder: Path, visible: str | None, notes: tuple[str, ...]) -> Seen:
     file = folder / "server.jsonl"
     whole = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
-    gpus, _ = watch.read_gpus(folder / "gpus.jsonl", asked(folder).visible)
-    return Seen(tuple(watch.parse(line) for line in whole), gpus, ending(folder).notes)
+    gpus, _ = watch.read_gpus(folder / "gpus.jsonl", visible)
+    return Seen(tuple(watch.parse(line) for line in whole), gpus, notes)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,0 +1,44 @@
+"""Load tests on disk: what lies there tells everything again, and is read once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stub import runs
+
+from fenno.compare import run
+from fenno.errors import UsageError
+from fenno.load import loadtest, stored
+
+
+def test_a_comparison_of_stored_runs_reads_each_of_their_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [runs.run(tmp_path / name, [runs.answer(i, 10 + i / 10) for i in range(100)]) for name in ("one", "two")]
+    opened: Counter[str] = Counter()
+    plain = Path.open
+
+    def counting(self: Path, *args: Any, **how: Any) -> Any:
+        opened[f"{self.parent.name}/{self.name}"] += 1
+        return plain(self, *args, **how)
+
+    monkeypatch.setattr(Path, "open", counting)
+    found = run.from_disk([run.Arm(letter, str(folder), None, folder) for letter, folder in zip("AB", folders, strict=True)])
+    assert [len(blocks) for blocks in found.arms.values()] == [run.PIECES, run.PIECES]
+    assert [block["requests"] for block in found.arms["A"]] == [10] * run.PIECES
+    assert opened["one/records-0.jsonl"] == 1
+    assert set(opened.values()) == {1}
+
+
+def test_a_run_that_was_interrupted_is_told_as_far_as_it_came(tmp_path: Path) -> None:
+    folder = runs.run(tmp_path / "cut", [runs.answer(i, 10 + i / 10) for i in range(30)], ended=False)
+    found = loadtest.document(stored.read(folder))
+    assert found["ended"] == {"how": "interrupted", "why": "the load test was ended before its time"}
+    assert found["completed"] == 30
+    assert found["seconds"] == pytest.approx(3.05), "the window ends with the last answer"
+
+
+def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="holds no load test"):
+        stored.read(tmp_path)
