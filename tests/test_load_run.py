@@ -304,6 +304,15 @@ def test_stopping_early_is_prompt_and_cancels_what_is_in_flight(runs: Runs) -> N
     assert any(r.first is not None for r in cancelled), "what had come is kept"
 
 
+def test_no_connection_waits_for_the_table_of_open_files_to_grow(tmp_path: Path) -> None:
+    with calibration.serving(tmp_path, FAST) as server, running(plan(server.url, users=1, duration=60.0), tmp_path / "run") as load:
+        until(lambda: load.client().sent)
+        locust = psutil.Process(load._child.pid).children()[0]
+        status = Path(f"/proc/{locust.pid}/status").read_text().split()
+        room, most = int(status[status.index("FDSize:") + 1]), locust.rlimit(psutil.RLIMIT_NOFILE)[0]
+    assert room >= min(most, 65_536)
+
+
 def test_streams_over_tls_are_read_whole(runs: Runs) -> None:
     result, _, _ = runs["over_tls"].result()
     counted = [r for r in result.records if r.phase == "counted"]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import io
 import json
 import os
+import resource
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -27,6 +29,17 @@ def take_precedence() -> None:
         os.setpriority(os.PRIO_PROCESS, 0, -15)
     with contextlib.suppress(OSError):
         Path("/proc/self/autogroup").write_text("-15", encoding="ascii")
+
+
+def make_room() -> None:
+    """Let the kernel grow this process's table of open files now, to all it may come to.
+
+    It doubles the table whenever a connection finds it full, and in a process with threads that waits for every core (RCU): 6 to
+    570 ms were seen at the 52nd and the 116th connection, in which no stream was read.
+    """
+    most = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 65_536)
+    with contextlib.suppress(OSError):
+        os.close(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, most - 1))
 
 
 @dataclass(frozen=True, kw_only=True)

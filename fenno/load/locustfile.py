@@ -24,6 +24,7 @@ from fenno.load.sender.traffic import Traffic, common_start
 def _begin(environment: Any, **_: Any) -> None:
     """Load the plan. Called in every process; the master of several only waits for the others."""
     client.take_precedence()
+    client.make_room()
     folder = Path(os.environ["FENNO_LOAD_FOLDER"])
     headers = json.loads(os.environ.get("FENNO_LOAD_HEADERS", "{}"))
     plan = plans.parse((folder / "plan.json").read_text(encoding="utf-8"), headers)
