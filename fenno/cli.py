@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fenno import __version__, console, errors
-from fenno.commands import compare, doctor, fa2, kv, load, models, patch, recipes, serve, study, tune
+from fenno.commands import compare, doctor, fa2, kv, load, models, patch, recipes, report, serve, study, tune
 from fenno.errors import FennoError, Interrupted
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app = typer.Typer(
 )
 app.command()(doctor.doctor)
 app.command()(load.loadtest)
+app.command()(report.report)
 app.command()(compare.compare)
 app.command()(tune.tune)
 app.command()(serve.serve)

@@ -49,5 +49,5 @@ def test_its_blocks_are_stored_runs_that_can_be_compared_again(place: Place, com
     blocks = sorted(path.parent for path in (place.folder / "fenno-comparisons").rglob("asked.json"))
     assert len(blocks) >= 6
     again = place.fenno("compare", blocks[0], blocks[0], "--json")
-    assert again.code == 0, again.err
+    assert again.code == (0 if again.document["valid"] else 4), again.err  # this host may have been too busy to measure
     assert set(findings(again).values()) <= {"not distinguishable", "equivalent", "not measured"}

@@ -133,6 +133,16 @@ def test_people_read_classes_availability_price_and_whether_it_is_valid(stories:
     assert found.code == (0 if document["valid"] else 4)
 
 
+def test_a_stored_run_is_told_again_word_for_word(stories: Stories) -> None:
+    for name in ("both_sides", "killed_engine"):
+        found = stories(name)
+        again = found.place.fenno("report", found.folder.relative_to(found.place.folder))
+        assert again.document == found.done.document
+        assert again.code == found.done.code
+        said = again.err.splitlines()
+        assert said and found.done.err.splitlines()[-len(said) :] == said
+
+
 def test_without_a_probe_nothing_but_the_load_is_sent(stories: Stories) -> None:
     found = stories("without_a_probe")
     assert (found.done.document["probes"], found.done.document["outage_seconds"]) == (None, None)

@@ -27,7 +27,7 @@ def measure(
     """Run `plan` against `server` and account for it. `folder` gets the records, the server's samples and the probes; `gpu_price`:
     dollars an hour of one GPU. Raises as `run.run` does."""
     run.check(plan)
-    asked = Asked(targets=recipe.targets, gpu_price=gpu_price, probed=probing, visible=watch.visible(server))
+    asked = Asked(at=time.time(), targets=recipe.targets, gpu_price=gpu_price, probed=probing, visible=watch.visible(server))
     stored.begin(folder, asked)
     with contextlib.ExitStack() as stack:
         looking = stack.enter_context(watch.watching(server, folder))
@@ -45,6 +45,7 @@ def document(run_: Stored) -> dict[str, Any]:
     asked = run_.asked
     found = job.document(run_.result, asked.targets) | beside(run_.result, run_.seen, run_.probes, run_.ending.over)
     found["ended"] = dict(run_.ending.ended)
+    found["at"] = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(asked.at)) if asked.at else None
     if asked.gpu_price is not None:
         gpus = len(found["server"]["gpus"]) or 1
         dollars = account.cost(asked.gpu_price, gpus, found["token_throughput"])

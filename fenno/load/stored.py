@@ -6,7 +6,7 @@ A run that was interrupted has no ending: its figures are then of what there is,
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,18 @@ from fenno.engine import watch
 from fenno.engine.watch import Seen
 from fenno.errors import DiskError, UsageError
 from fenno.load import plan, probe, run
+from fenno.load.plan import Plan
 from fenno.load.probe import Probe
+from fenno.load.record import Record
 from fenno.load.run import Result
 from fenno.recipe import Targets
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a load test was asked to account for. `visible`: the GPUs that the server might use."""
+    """What a load test was asked to account for. `at`: when, in seconds of Unix time; `visible`: the GPUs the server might use."""
 
+    at: float | None = None
     targets: Targets = field(default_factory=Targets)
     gpu_price: float | None = None
     probed: bool = False
@@ -74,17 +77,40 @@ def read(folder: Path) -> Stored:
     return Stored(asked=asked, result=result, seen=_seen(folder, asked.visible, ended.notes), probes=probes, ending=ended)
 
 
+def newest(out: Path) -> Path:
+    """The load test in `out` that was begun last. Raises `UsageError` when there is none."""
+    found = max(out.glob("*/plan.json"), key=lambda path: path.stat().st_mtime, default=None)
+    if found is None:
+        raise UsageError(f"there is no load test in {out}", "make one with `fenno loadtest`, or name its folder")
+    return found.parent
+
+
+def records(folder: Path) -> Iterator[Record]:
+    """The records of the load test in `folder`, one at a time. Raises `UsageError` when there is none."""
+    _plan(folder)
+    return (record for path in run.record_files(folder) for record in run.each(path))
+
+
+def start(folder: Path) -> float:
+    """When its window began, on the clock of the records' stamps; 0 when it never did."""
+    return run.state(folder).start or 0.0
+
+
 def _asked(folder: Path) -> Asked:
     """What was asked for; nothing where that was not kept."""
     data = _read(folder / "asked.json")
     return Asked(**{**data, "targets": Targets.model_validate(data["targets"])}) if data else Asked()
 
 
-def _result(folder: Path) -> Result:
+def _plan(folder: Path) -> Plan:
     try:
-        plan_ = plan.parse((folder / "plan.json").read_text(encoding="utf-8"), {})
+        return plan.parse((folder / "plan.json").read_text(encoding="utf-8"), {})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{folder} holds no load test", "give a folder that `fenno loadtest` wrote") from error
+
+
+def _result(folder: Path) -> Result:
+    plan_ = _plan(folder)
     records, state = run.new_records(folder, {}), run.state(folder)
     if state.end is None:
         state = replace(state, end=max((r.end for r in records), default=state.start))
