@@ -50,6 +50,15 @@ def test_percentiles_are_the_nearest_rank(count: int, p: float, rank: int) -> No
     assert stats.percentile([float(i) for i in range(1, count + 1)], p) == rank
 
 
+def test_gaps_that_are_counted_give_the_figures_of_gaps_that_are_kept() -> None:
+    rng = random.Random(9)
+    for failed in (0, 3, 30):
+        answers = [record(gaps=array("f", [rng.lognormvariate(3, 1) for _ in range(rng.randrange(9))])) for _ in range(100)]
+        kept = [gap / 1e3 for one in answers for gap in one.gaps] + [math.inf] * failed
+        assert stats.itl([*answers, *[record(outcome="5xx")] * failed]) == pytest.approx(stats.figures(kept), abs=1e-3)
+    assert stats.itl([record(gaps=array("f"))]) == stats.figures([])
+
+
 def test_a_p95_interval_needs_72_values() -> None:
     assert stats.interval([float(i) for i in range(71)], 95) is None
     assert stats.interval([float(i) for i in range(72)], 95) is not None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ from stub import runs
 
 from fenno.compare import run
 from fenno.errors import UsageError
-from fenno.load import loadtest, stored
+from fenno.load import export, loadtest, stored
 
 
 def test_a_comparison_of_stored_runs_reads_each_of_their_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +45,29 @@ def test_a_run_that_was_interrupted_is_told_as_far_as_it_came(tmp_path: Path) ->
 def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no load test"):
         stored.read(tmp_path)
+
+
+def held(work: Callable[[], object]) -> int:
+    """The most bytes that Python objects held at once while `work` ran."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_long_run_is_told_in_a_few_hundred_bytes_a_request_and_exported_in_none(tmp_path: Path) -> None:
+    gaps = tuple(25.0 + i / 7 for i in range(40))
+    sizes = (100, 600)
+    folders = [runs.run(tmp_path / str(n), [runs.answer(i, 10 + i / 400, gaps=gaps) for i in range(n)]) for n in sizes]
+    loadtest.document(stored.read(folders[0]))  # what is imported and cached is no request's
+    told = [held(lambda folder=folder: loadtest.document(stored.read(folder))) for folder in folders]  # type: ignore[misc]
+    assert (told[1] - told[0]) / (sizes[1] - sizes[0]) < 1200
+    rows = [held(lambda folder=folder: written(folder)) for folder in folders]  # type: ignore[misc]
+    assert rows[1] - rows[0] < 100_000
+
+
+def written(folder: Path) -> None:
+    with Path(os.devnull).open("w") as file:
+        export.write_csv(stored.records(folder), stored.start(folder), file)

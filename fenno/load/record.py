@@ -31,7 +31,7 @@ OUTCOMES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
     """One request from its schedule to its end. A stamp is None where the request never got so far.
 
@@ -117,6 +117,7 @@ class Record:
 
 
 _FIELDS = tuple(f.name for f in fields(Record))
+_SHARED = ("cls", "arm", "phase", "outcome", "error")  # the same few strings in all records, kept once
 
 
 def dump(record: Record) -> str:
@@ -131,7 +132,10 @@ def parse(line: str) -> Record:
     data: dict[str, Any] = json.loads(line)
     gaps = array("f")
     gaps.frombytes(base64.b64decode(data["gaps"]))
-    return Record(**{**data, "gaps": _little(gaps)})
+    data["gaps"] = _little(gaps)
+    for name in _SHARED:
+        data[name] = sys.intern(data[name])
+    return Record(**data)
 
 
 def _little(gaps: array[float]) -> array[float]:

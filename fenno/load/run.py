@@ -88,29 +88,15 @@ class LoadRun:
         return Result(self.plan, self.folder, records, state)
 
 
-def new_records(folder: Path, read: dict[Path, int]) -> list[Record]:
-    """The records in `folder` that are whole, beyond the bytes already `read` of each file, which grow by them."""
-    found = []
-    for path in record_files(folder):
+def new_records(folder: Path, read: dict[Path, int]) -> Iterator[Record]:
+    """The records in `folder` that are whole, one at a time, beyond the bytes already `read` of each file, which grow by them."""
+    for path in sorted(folder.glob("records-*.jsonl")):
         with path.open("rb") as file:
             file.seek(read.get(path, 0))
-            data = file.read()
-        whole, _, _ = data.rpartition(b"\n")
-        if whole:
-            read[path] = read.get(path, 0) + len(whole) + 1
-            found += [record.parse(line) for line in whole.decode().split("\n")]
-    return found
-
-
-def record_files(folder: Path) -> list[Path]:
-    """The files of records in `folder`, one a client process."""
-    return sorted(folder.glob("records-*.jsonl"))
-
-
-def each(path: Path) -> Iterator[Record]:
-    """The whole records of one file, one at a time."""
-    with path.open("rb") as file:
-        yield from (record.parse(line.decode()) for line in file if line.endswith(b"\n"))
+            for line in file:
+                if line.endswith(b"\n"):
+                    read[path] = read.get(path, 0) + len(line)
+                    yield record.parse(line.decode())
 
 
 def state(folder: Path) -> ClientState:

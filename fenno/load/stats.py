@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import NormalDist
 from typing import Any, Literal
 
@@ -31,7 +33,12 @@ def percentile(values: Sequence[float], p: float) -> float:
 
     `values` must be sorted. NaN when there are none, infinity when the rank falls on a failure.
     """
-    return values[max(0, math.ceil(len(values) * p / 100 - 1e-9) - 1)] if values else math.nan
+    return values[_rank(len(values), p)] if values else math.nan
+
+
+def _rank(count: int, p: float) -> int:
+    """Where the `p`th percentile of so many sorted values is, from 0."""
+    return max(0, math.ceil(count * p / 100 - 1e-9) - 1)
 
 
 def interval(values: Sequence[float], p: float, level: float = 0.95, effective: float | None = None) -> tuple[float, float] | None:
@@ -194,6 +201,20 @@ def figures(values: Iterable[float | None]) -> dict[str, float | None]:
     return {name: milliseconds(value) for name, value in found.items()}
 
 
+def itl(mine: Sequence[Record]) -> dict[str, float | None]:
+    """As `figures`, of every gap of every stream, and infinity for each failure. There are a hundred times as many of them as
+    requests, so they are counted by the microsecond, to which figures are told, and not kept."""
+    counts: Counter[float] = Counter(round(gap * 1e3) for r in mine if r.ok for gap in r.gaps)
+    if failed := sum(not r.ok for r in mine):
+        counts[math.inf] = failed
+    values = sorted(counts)
+    upto = list(accumulate(counts[value] for value in values))
+    found = {f"p{p}": values[bisect_right(upto, _rank(upto[-1], p))] / 1e6 if values else math.nan for p in (50, 95, 99)}
+    found["mean"] = math.fsum(gap for r in mine if r.ok for gap in r.gaps) / upto[-1] / 1e3 if values and not failed else math.inf
+    found["max"] = values[-1] / 1e6 if values else math.nan
+    return {name: milliseconds(value) for name, value in found.items()}
+
+
 def milliseconds(value: float) -> float | None:
     """Seconds in ms, to the microsecond; None for what is no number."""
     return round(value * 1e3, 3) if math.isfinite(value) else None
@@ -259,8 +280,7 @@ def _mismatch(good: Sequence[Record]) -> float | None:
 def _latencies(mine: Sequence[Record]) -> dict[str, Any]:
     found: dict[str, Any] = {name: figures(of(r) for r in mine) for name, of in LATENCIES.items()}
     found["ttft"]["interval95"] = p95_interval([r.ttft for r in mine])
-    failed = [math.inf] * sum(not r.ok for r in mine)
-    found["itl"] = figures([gap / 1e3 for r in mine if r.ok for gap in r.gaps] + failed)
+    found["itl"] = itl(mine)
     return found
 
 

@@ -88,7 +88,7 @@ def newest(out: Path) -> Path:
 def records(folder: Path) -> Iterator[Record]:
     """The records of the load test in `folder`, one at a time. Raises `UsageError` when there is none."""
     _plan(folder)
-    return (record for path in run.record_files(folder) for record in run.each(path))
+    return run.new_records(folder, {})
 
 
 def start(folder: Path) -> float:
@@ -111,7 +111,7 @@ def _plan(folder: Path) -> Plan:
 
 def _result(folder: Path) -> Result:
     plan_ = _plan(folder)
-    records, state = run.new_records(folder, {}), run.state(folder)
+    records, state = list(run.new_records(folder, {})), run.state(folder)
     if state.end is None:
         state = replace(state, end=max((r.end for r in records), default=state.start))
     return Result(plan_, folder, records, state)
