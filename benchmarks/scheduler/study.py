@@ -74,7 +74,7 @@ def measured(running: bench.Running, chosen: Recipe, plan: Plan, folder: Path) -
 def study(asked: argparse.Namespace, out: Path) -> None:
     chosen = with_flags(recipe.load(recipe.find(asked.recipe)), asked.flag)
     known, space = runs.known_space(chosen)
-    limits = {spaces.CAP: asked.cap, spaces.BUDGET: asked.budget}
+    limits = {**spaces.live_part(space.defaults, space), spaces.CAP: asked.cap, spaces.BUDGET: asked.budget}
     found: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "host": dataclasses.asdict(machine.probe()),
@@ -86,7 +86,7 @@ def study(asked: argparse.Namespace, out: Path) -> None:
         "trials": [],
     }
     with bench.Engines(chosen, out / "study", space, Said()).wide({}) as seat:
-        seat.move({**space.defaults, **limits, spaces.POLICY: "fcfs"})
+        seat.move({**limits, spaces.POLICY: "fcfs"})
         closed = dataclasses.replace(
             seat.fitted, rate=None, users=2 * asked.cap, warmup=asked.warmup, duration=asked.window, arm="closed", seed=99
         )
@@ -98,7 +98,7 @@ def study(asked: argparse.Namespace, out: Path) -> None:
                 began = time.monotonic()
                 if began - BEGAN + asked.warmup + asked.window + 15 > asked.seconds:
                     return
-                seat.move({**space.defaults, **limits, **knobs})
+                seat.move({**limits, **knobs})
                 plan = dataclasses.replace(
                     seat.fitted, rate=rate, warmup=asked.warmup, duration=asked.window, arm=f"{name}-{seed}", seed=seed
                 )
