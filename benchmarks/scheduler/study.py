@@ -1,10 +1,11 @@
 """What an order and its limits do to first tokens: arms on one running engine, interleaved, the same arrivals for each.
 
-usage: python benchmarks/scheduler/study.py RECIPE [--flag 'api-server-count: 4'] [--cap 256] [--budget 2048] [--share 0.95]
+usage: python benchmarks/scheduler/study.py RECIPE [--flag 'api-server-count: 4'] [--cap 256] [--budget 2048] [--share 0.85]
            [--arm NAME=KNOB:VALUE,...]... [--seeds 5] [--warmup 12] [--window 15] [--seconds 480] --out DIR
 
 One server with fenno's scheduler. What it can do under `--cap` sequences and `--budget` tokens a step is measured first, by a
-closed loop of twice as many users; `--share` of that rate is the load, an open loop with Poisson arrivals. Arms are sets of live
+closed loop of twice as many users; `--share` of that rate is the load, an open loop with Poisson arrivals (0.95 was too much for
+a level queue on an H200). Arms are sets of live
 knobs, laid over first come, first served under that cap and budget; each is measured once a seed, every second seed in the other
 order. TTFT percentiles in ms by class, over every request that was due in the window. DIR/study.json is written after every trial,
 so that what was measured before the `--seconds` ended is kept. This Python needs fenno; the recipe's engine may have another.
@@ -138,7 +139,7 @@ def main() -> None:
     parser.add_argument("--flag", action="append", default=[])
     parser.add_argument("--cap", type=int, default=256)
     parser.add_argument("--budget", type=int, default=2048)
-    parser.add_argument("--share", type=float, default=0.95)
+    parser.add_argument("--share", type=float, default=0.85)
     parser.add_argument("--arm", action="append", type=arm, dest="arms")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--warmup", type=float, default=12.0)
