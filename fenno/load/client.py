@@ -9,12 +9,14 @@ import json
 import os
 import resource
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
 
 from fenno.load.record import Phase
-from fenno.load.stats import percentile
+from fenno.load.stats import rank
 
 LIVE = ("starting", "warmup", "counted", "drain")
 
@@ -51,12 +53,38 @@ class Delay:
     p99: float = 0.0
     max: float = 0.0
 
-    @classmethod
-    def of(cls, seconds: Sequence[float]) -> Delay:
-        """Of delays in seconds, sorted."""
-        values = seconds or [0.0]
-        p50, p95, p99 = (round(percentile(values, p) * 1e3, 3) for p in (50, 95, 99))
-        return cls(p50=p50, p95=p95, p99=p99, max=round(values[-1] * 1e3, 3))
+
+class Delays:
+    """Delays of hours or days, in bounded memory: counted by the microsecond up to 2 ms, above that by a thousandth of themselves.
+
+    Neither a count nor a look gets slower with their number: the loop that is watched is the one that does it.
+    """
+
+    def __init__(self) -> None:
+        self._counts: list[int] = []
+        self._number = self._most = 0
+
+    def add(self, seconds: float) -> None:
+        """Count one; less than nothing is none."""
+        micros = max(0, round(seconds * 1e6))
+        shift = max(0, micros.bit_length() - 11)
+        place = (shift << 10) + (micros >> shift)
+        if place >= len(self._counts):
+            self._counts += [0] * (place + 1 - len(self._counts))
+        self._counts[place] += 1
+        self._number += 1
+        self._most = max(self._most, micros)
+
+    def told(self) -> Delay:
+        """Their percentiles by nearest rank, and the greatest."""
+        upto = list(accumulate(self._counts))
+        p50, p95, p99 = (self._at(bisect_right(upto, rank(self._number, p))) / 1e3 for p in (50, 95, 99)) if upto else (0.0,) * 3
+        return Delay(p50=p50, p95=p95, p99=p99, max=self._most / 1e3)
+
+    def _at(self, place: int) -> int:
+        """The least delay in microseconds that is counted there."""
+        shift = max(0, (place >> 10) - 1)
+        return min(self._most, (place - (shift << 10)) << shift)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +106,6 @@ class ClientState:
     cpu: float = 0.0
     in_flight: int = 0
     in_flight_mean: float = 0.0
-    in_flight_halves: tuple[float, float] = (0.0, 0.0)
     asked: int | None = None  # users of a closed loop
     sent: int = 0
     done: int = 0
@@ -95,14 +122,7 @@ class ClientState:
 def parse(text: str) -> ClientState:
     """What `ClientState.dump` wrote. Raises `ValueError`."""
     data = json.loads(text)
-    return ClientState(
-        **{
-            **data,
-            "lag": Delay(**data["lag"]),
-            "lateness": Delay(**data["lateness"]),
-            "in_flight_halves": tuple(data["in_flight_halves"]),
-        }
-    )
+    return ClientState(**{**data, "lag": Delay(**data["lag"]), "lateness": Delay(**data["lateness"])})
 
 
 def last(path: Path) -> ClientState | None:
@@ -129,7 +149,6 @@ def merge(states: Sequence[ClientState]) -> ClientState:
         lag=max((s.lag for s in states), key=lambda d: d.p95),
         lateness=max((s.lateness for s in states), key=lambda d: d.p95),
         cpu=max(s.cpu for s in states),
-        in_flight_halves=(sum(s.in_flight_halves[0] for s in states), sum(s.in_flight_halves[1] for s in states)),
         asked=sum(s.asked or 0 for s in states) if states[0].asked is not None else None,
         versions=states[0].versions,
         **total,

@@ -33,10 +33,10 @@ def percentile(values: Sequence[float], p: float) -> float:
 
     `values` must be sorted. NaN when there are none, infinity when the rank falls on a failure.
     """
-    return values[_rank(len(values), p)] if values else math.nan
+    return values[rank(len(values), p)] if values else math.nan
 
 
-def _rank(count: int, p: float) -> int:
+def rank(count: int, p: float) -> int:
     """Where the `p`th percentile of so many sorted values is, from 0."""
     return max(0, math.ceil(count * p / 100 - 1e-9) - 1)
 
@@ -209,7 +209,7 @@ def itl(mine: Sequence[Record]) -> dict[str, float | None]:
         counts[math.inf] = failed
     values = sorted(counts)
     upto = list(accumulate(counts[value] for value in values))
-    found = {f"p{p}": values[bisect_right(upto, _rank(upto[-1], p))] / 1e6 if values else math.nan for p in (50, 95, 99)}
+    found = {f"p{p}": values[bisect_right(upto, rank(upto[-1], p))] / 1e6 if values else math.nan for p in (50, 95, 99)}
     found["mean"] = math.fsum(gap for r in mine if r.ok for gap in r.gaps) / upto[-1] / 1e3 if values and not failed else math.inf
     found["max"] = values[-1] / 1e6 if values else math.nan
     return {name: milliseconds(value) for name, value in found.items()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import importlib.metadata
 import time
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any
 
 import gevent
 
-from fenno.load.client import ClientState, Delay
+from fenno.load.client import ClientState, Delays
 from fenno.load.sender.spool import Spool
 from fenno.load.sender.traffic import Traffic
 from fenno.load.sender.wire import Alarm, monotonic
@@ -33,8 +32,8 @@ class Conductor:
             asked=traffic.users if self.plan.users else None,
         )
         self._states = Spool(folder / f"client-{traffic.index}.jsonl")
-        self._lags: list[float] = []  # sorted
-        self._marks: list[tuple[float, float, float]] = []  # time, in-flight area and processor time, from the window's start on
+        self._lags = Delays()
+        self._marks: list[tuple[float, float, float]] = []  # time, in-flight area, processor time: at the window's start, and last
 
     def probe(self) -> None:
         """How late the loop comes round: an alarm each 10 ms."""
@@ -43,7 +42,7 @@ class Conductor:
             due = monotonic() + 0.01
             alarm.until(due)
             if self.window.now(due) == "counted":
-                bisect.insort(self._lags, max(0.0, monotonic() - due))
+                self._lags.add(monotonic() - due)
 
     def run(self) -> None:
         """Watch the run: its window, its end, and the files that others read."""
@@ -64,10 +63,10 @@ class Conductor:
             alarm.until(min([now + TICK, *following]))
 
     def _mark(self, now: float) -> None:
-        """Keep the in-flight area at the window's two ends and in between."""
+        """Keep the in-flight area at the window's start, and at the latest moment in it."""
         inside = now >= self.window.start and (self.window.end is None or not self._marks or self._marks[-1][0] < self.window.end)
         if inside:
-            self._marks.append((now, self.flight.area(now), time.process_time()))
+            self._marks[1:] = [(now, self.flight.area(now), time.process_time())]
 
     def _over(self, now: float) -> str:
         """ "" while traffic goes on; else the final phase."""
@@ -108,12 +107,11 @@ class Conductor:
             phase=final or self.window.now(now),
             reason=f"the endpoint took no connection for {min(GONE, self.plan.timeout):g} s" if final == "gone" else "",
             end=end if end is not None or not final else max(now, self.window.start),
-            lag=Delay.of(self._lags),
-            lateness=Delay.of(self.traffic.lateness),
+            lag=self._lags.told(),
+            lateness=self.traffic.lateness.told(),
             cpu=round(_rate(self._marks, 2), 3),
             in_flight=self.flight.count,
             in_flight_mean=round(_rate(self._marks, 1), 3),
-            in_flight_halves=_halves(self._marks),
             sent=self.traffic.sent,
             done=self.recorder.done,
             failed=self.recorder.failed,
@@ -128,11 +126,6 @@ def _rate(marks: list[tuple[float, float, float]], column: int) -> float:
     if len(marks) < 2 or marks[-1][0] <= marks[0][0]:
         return 0.0
     return float(marks[-1][column] - marks[0][column]) / (marks[-1][0] - marks[0][0])
-
-
-def _halves(marks: list[tuple[float, float, float]]) -> tuple[float, float]:
-    middle = len(marks) // 2
-    return round(_rate(marks[: middle + 1], 1), 3), round(_rate(marks[middle:], 1), 3)
 
 
 def _versions() -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import errno
 import re
@@ -14,7 +13,7 @@ import gevent.event
 import gevent.pool
 
 from fenno.load import plan as plans
-from fenno.load.client import Flight, Window
+from fenno.load.client import Delays, Flight, Window
 from fenno.load.plan import Plan, Request
 from fenno.load.sender.recorder import Ended, Recorder
 from fenno.load.sender.wire import Connection, Endpoint, monotonic, words
@@ -37,7 +36,7 @@ class Traffic:
         self.users = users // plan.processes + (index < users % plan.processes)
         self.started = 0  # users that have begun
         self.sent = self.counted_sent = 0
-        self.lateness: list[float] = []  # sorted: sorting it at each report would make the loop late
+        self.lateness = Delays()
         self.refused: float | None = None
         self._requests = plans.requests(plan, index, plan.processes)
         self._prepared: deque[tuple[Request, str, bytes]] = deque()
@@ -88,7 +87,7 @@ class Traffic:
         sent = monotonic()
         if phase == "counted":
             self.counted_sent += 1
-            bisect.insort(self.lateness, sent - scheduled)
+            self.lateness.add(sent - scheduled)
         self.sent += 1
         self.flight.change(1, sent)
         ended = Ended(request, identity, phase, scheduled, sent, None, sent, None, "")

@@ -1,0 +1,44 @@
+"""What the client says of itself is right, and costs the same after three days as after a minute."""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+
+import pytest
+
+from fenno.load import stats
+from fenno.load.client import Delay, Delays
+
+
+@pytest.mark.parametrize("count", [1, 2, 19, 20, 1000])
+def test_delays_that_are_counted_have_the_percentiles_of_delays_that_are_kept(count: int) -> None:
+    rng = random.Random(count)
+    kept = sorted(rng.lognormvariate(-8, 2) for _ in range(count))  # from microseconds to seconds
+    delays = Delays()
+    for seconds in kept:
+        delays.add(seconds)
+    told = delays.told()
+    for p, value in ((50, told.p50), (95, told.p95), (99, told.p99)):
+        exact = stats.percentile(kept, p) * 1e3
+        assert value == pytest.approx(exact, abs=0.0006 if exact < 2 else 0, rel=1e-3)
+    assert told.max == pytest.approx(kept[-1] * 1e3, abs=0.0006)
+
+
+def test_without_a_delay_there_is_none() -> None:
+    delays = Delays()
+    assert delays.told() == Delay()
+    delays.add(-0.001)
+    assert delays.told() == Delay()
+
+
+def test_delays_of_up_to_an_hour_take_no_more_memory_for_being_many() -> None:
+    rng, delays = random.Random(7), Delays()
+    delays.add(3600.0)
+    tracemalloc.start()
+    for _ in range(20_000):
+        delays.add(rng.lognormvariate(-8, 2))
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 100_000
+    assert delays.told().max == 3_600_000
