@@ -12,10 +12,18 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Seconds by marker, where a minute is too short on a slow host.
 TIMEOUTS = {"engine": 600, "scenario": 240}
+# The same examples in every run, and no verdict by the clock of a shared host. `HYPOTHESIS_PROFILE=search` looks for new ones, ten
+# times as many.
+SLOW = [hypothesis.HealthCheck.too_slow]
+hypothesis.settings.register_profile("same", derandomize=True, deadline=None, suppress_health_check=SLOW)
+hypothesis.settings.register_profile("search", max_examples=1000, deadline=None, suppress_health_check=SLOW)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
 HEAVY_PROGRAMS = {"vllm", "nvcc", "ninja", "pip", "pip3"}
 HEAVY_MODULES = {"vllm", "pip"}
 

@@ -27,7 +27,7 @@ KNOBS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(revision=st.integers(0, 10**9), knobs=KNOBS)
 def test_a_wish_comes_back_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, revision: int, knobs: dict) -> None:
     path = tmp_path_factory.mktemp("control") / "control.json"

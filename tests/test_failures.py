@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fenno.engine.failures import FAILURES, again, as_dict, explain, markdown, render
@@ -159,7 +159,6 @@ NOISE = [
 ]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.one_of(st.text(), st.sampled_from(WORDS), st.sampled_from(NOISE))),
     st.sampled_from(["", "\n", " "]),

@@ -34,7 +34,7 @@ def axes(order: str, sizes: dict[str, int]) -> dict[str, tuple[int, int]]:
 SIZES = st.fixed_dictionaries({name: st.integers(1, 4) for name in "LBHNC"})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(order=st.permutations("LBHNC"), sizes=SIZES, read=st.sampled_from(list(layout.READS)))
 def test_what_lies_together_is_what_the_addresses_say(order: list[str], sizes: dict[str, int], read: str) -> None:
     made, taken = axes("".join(order), sizes), layout.READS[read]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fenno.errors import LoadError, UsageError
@@ -80,7 +80,6 @@ def test_a_ramp_rises_within_its_window_and_holds_its_last_rate_behind_it() -> N
     assert sum(25 <= at < 26 for at in times) == pytest.approx(45, abs=1)
 
 
-@settings(deadline=None)
 @given(
     begin=st.floats(0.01, 1000),
     end=st.floats(0.01, 1000),

@@ -469,7 +469,7 @@ def test_a_malformed_diff_is_one_sentence(body: str, says: str) -> None:
 TEXT = st.lists(st.sampled_from(["a", "b", "", "\r", "é", " x", "-y", "+z"]), max_size=12).map("\n".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(old=TEXT, new=TEXT, context=st.integers(0, 4))
 def test_what_git_makes_of_two_files_turns_one_into_the_other(old: str, new: str, context: int, tmp_path_factory: Any) -> None:
     folder = tmp_path_factory.getbasetemp() / "git"
@@ -506,7 +506,7 @@ def check_fuzz(tmp_path: Path, examples: int) -> None:
     path = write_patch(tmp_path / "patches")
     before = contents(tmp_path / "box")
 
-    @settings(max_examples=examples, deadline=None, database=None)
+    @settings(max_examples=examples, database=None)
     @given(content=fuzzed(path.read_bytes()))
     def fuzz(content: bytes) -> None:
         path.write_bytes(content)

@@ -239,7 +239,7 @@ def play(run: Run, path: Path, actions: list[tuple[Any, ...]], start: float) -> 
 def test_whatever_happens_nobody_is_lost_starved_or_run_twice_and_the_order_holds(make: Make, path: Path, base: str) -> None:
     admitted: Counter[str] = Counter()
 
-    @settings(max_examples=150, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=150, database=None, suppress_health_check=list(HealthCheck))
     @given(actions=st.lists(ACTIONS, min_size=30, max_size=80), blocks=st.sampled_from([16, 40, 400]))
     def check(actions: list[tuple[Any, ...]], blocks: int) -> None:
         path.unlink(missing_ok=True)

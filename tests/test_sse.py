@@ -46,7 +46,7 @@ def feed(wire: bytes, cuts: list[int]) -> tuple[Response, list[int]]:
     return response, places
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(
     BLOCKS,
     st.sampled_from([b"\n", b"\r\n", b"\r"]),
@@ -69,7 +69,7 @@ def test_any_split_gives_the_same_events(
         assert [(event.name, event.data) for event in sse.events(response.body)] == expected(blocks)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.binary(min_size=0, max_size=30).map(lambda b: b.hex().encode()), min_size=1, max_size=10), st.data())
 def test_an_event_has_the_time_of_the_read_that_completed_it(payloads: list[bytes], data: st.DataObject) -> None:
     wire, ends = HEAD + b"Transfer-Encoding: chunked\r\n\r\n", []
