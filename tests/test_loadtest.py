@@ -157,7 +157,7 @@ def test_a_calibration_says_in_a_sentence_what_this_host_can_measure(stories: St
     (load,) = found.done.document["loads"]
     assert load["lacks"].startswith(f"only {load['requests']} requests could be compared")
     assert (load["users"], load["exact"], found.done.document["valid"], found.done.code) == (2, True, False, 4)
-    assert found.place.empty(within=10)
+    assert found.place.empty(within=40)
 
 
 def test_a_killed_engine_ends_the_run_early_with_a_partial_report_and_its_own_exit_code(stories: Stories) -> None:
@@ -173,7 +173,7 @@ def test_a_killed_engine_ends_the_run_early_with_a_partial_report_and_its_own_ex
     assert document["probes"]["failed"] >= 1
     assert document["outage_seconds"] > 0
     assert document["recovery_seconds"] is None
-    assert found.place.empty(within=10)
+    assert found.place.empty(within=40)
 
 
 def test_fifty_users_without_a_server_make_no_hot_loop(stories: Stories) -> None:

@@ -151,8 +151,8 @@ def interrupted(place: Place, chosen: Path, moment: Callable[[str], bool], numbe
     run = place.start("-v", "tune", chosen).until(moment)
     before, started = len(place.left()), time.monotonic()
     run.signal(number)
-    done = run.finish(20)
-    place.empty(12)
+    done = run.finish()
+    place.empty(40)
     seconds = time.monotonic() - started
     return Story(place, [done], before, place.left(), seconds)
 
