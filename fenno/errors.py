@@ -92,5 +92,9 @@ class PatchError(FennoError):
     exit_code = BUILD
 
 
+class CacheError(FennoError):
+    """A KV cache that cannot hold what it is given: too many tokens, another shape, a model that keeps something else."""
+
+
 class Interrupted(BaseException):
     """Ctrl-C, SIGTERM, or the terminal is gone. Not KeyboardInterrupt, of which typer makes what it likes."""

@@ -20,9 +20,9 @@ MODULES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text()) for
 LISTED = re.findall(r"^\| `([a-z0-9_/.]+)` \|", (ROOT / "docs/structure.md").read_text(), re.MULTILINE)
 ROOMS = [name for name in LISTED if "/" not in name.rstrip("/")]
 
-# Imported only where they are the point: inside the engine, and in the traffic's own process.
+# Imported only where they are the point: inside the engine, in the traffic's own process, in a user's own program.
 HEAVY = {"torch", "vllm", "locust", "gevent", "transformers", "flash_attn"}
-GUESTS = re.compile(r"vllm_plugin/|.*/inside/|load/(sender/.*|locustfile\.py)")
+GUESTS = re.compile(r"vllm_plugin/|.*/inside/|load/(sender/.*|locustfile\.py)|kv/(contiguous|transfer)\.py")
 LAZY = {"optuna", "git"}
 
 

@@ -1,0 +1,192 @@
+"""A KV cache for transformers in one tensor, in the article's order: layers, KV heads, batch, sequence, head size.
+
+A step writes its tokens into their places and attention reads views of the tensor: nothing is concatenated.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
+
+from fenno.errors import CacheError
+
+KINDS = ("full_attention", "sliding_attention")
+BATCH, SEQUENCE = 3, 4  # axes of the tensor
+
+
+class Block:
+    """The tensor of all layers: (2, layers, KV heads, batch, tokens, head size), keys before values.
+
+    It is allocated when the first keys come, which say what a config does not: heads on this rank, rows with their beams,
+    dtype, device. `step` is the tokens it grows by, `limit` the most it may hold.
+    """
+
+    def __init__(self, layers: int, limit: int, step: int) -> None:
+        self.layers = layers
+        self.limit = limit
+        self.step = step
+        self.tensor: torch.Tensor | None = None
+
+    def allocate(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Room for the first `step` tokens of keys and values (batch, KV heads, tokens, head size)."""
+        if keys.shape[-1] != values.shape[-1]:
+            raise CacheError(
+                f"keys of {keys.shape[-1]} and values of {values.shape[-1]} a head do not lie in one block",
+                "use the cache that transformers makes by itself for this model",
+            )
+        batch, heads, _, size = keys.shape
+        self.tensor = keys.new_zeros(2, self.layers, heads, batch, self.step, size)
+
+    def room(self, keys: torch.Tensor, values: torch.Tensor, end: int) -> torch.Tensor:
+        """The tensor, with room for tokens up to `end`. Raises `CacheError` where that is too many, or their shape is another's."""
+        if end > self.limit:
+            raise CacheError(f"{end} tokens do not fit into a cache of {self.limit}", "make it with a larger max_cache_len")
+        if self.tensor is None:
+            self.allocate(keys, values)
+        tensor = self.tensor
+        assert tensor is not None
+        batch, heads, _, size = keys.shape
+        there = (tensor.shape[2], tensor.shape[BATCH], tensor.shape[-1], tensor.dtype)
+        if (heads, batch, size, keys.dtype) != there:
+            raise CacheError(
+                f"{heads} heads of {size} for a batch of {batch} in {keys.dtype} came to a cache of {there[0]} heads of {there[2]} "
+                f"for a batch of {there[1]} in {there[3]}",
+                "make a cache for each batch; layers that differ in their heads need the cache that transformers makes by itself",
+            )
+        if end > tensor.shape[SEQUENCE]:
+            self.tensor = tensor = self._grown(tensor, end)
+        return tensor
+
+    def _grown(self, old: torch.Tensor, end: int) -> torch.Tensor:
+        """The same with as many more steps as `end` needs; old and new exist at once while it is copied."""
+        shape = list(old.shape)
+        shape[SEQUENCE] = min(-(-end // self.step) * self.step, self.limit)
+        new = old.new_zeros(shape)
+        new[..., : old.shape[SEQUENCE], :] = old
+        return new
+
+
+class ContiguousLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's part of the block. Attention gets views that end with the newest token.
+
+    A sliding layer keeps all tokens, so that it can be cropped, and shows those of its window.
+    """
+
+    is_croppable = True
+
+    def __init__(self, block: Block, index: int, window: int | None) -> None:
+        super().__init__()
+        self.block = block
+        self.index = index
+        self.window = window
+        self.is_sliding = window is not None
+        self.length = 0
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
+        if self.block.tensor is None:
+            self.block.allocate(key_states, key_states if value_states is None else value_states)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store (batch, KV heads, new tokens, head size); returns what attention reads, of the same axes."""
+        start = self.length
+        end = start + key_states.shape[-2]
+        part = self.block.room(key_states, value_states, end)[:, self.index].transpose(1, 2)
+        part[0, :, :, start:end] = key_states
+        part[1, :, :, start:end] = value_states
+        self.length = end
+        self.is_initialized = True
+        shown = part[:, :, :, self._first(start) : end]
+        return shown[0], shown[1]
+
+    def _first(self, length: int) -> int:
+        """The oldest token that the one after `length` others attends to."""
+        return 0 if self.window is None else max(length - self.window + 1, 0)
+
+    def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
+        """How many tokens attention will get, and the position of the first. Before 5.0 positions come instead of their number."""
+        new = query_length.shape[0] if isinstance(query_length, torch.Tensor) else query_length
+        first = self._first(self.length)
+        return self.length + new - first, first
+
+    def get_seq_length(self, cache_position: Any = None) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return self.block.limit
+
+    def get_max_cache_shape(self) -> int:
+        return self.block.limit
+
+    def reset(self) -> None:
+        self.length = 0
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the newest `-tokens_to_remove` tokens; a number above 0 is how many stay, as versions before 5.18 have it."""
+        kept = self.length + tokens_to_remove if tokens_to_remove <= 0 else tokens_to_remove
+        self.length = max(min(kept, self.length), 0)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Rows of the batch in the order of `beam_idx`, within the block."""
+        if self.block.tensor is not None and self.length:
+            used = self.block.tensor[:, self.index, ..., : self.length, :]
+            used.copy_(used.index_select(BATCH - 1, beam_idx.to(used.device)))
+
+
+class ContiguousCache(Cache):  # type: ignore[misc]
+    """For `generate(past_key_values=ContiguousCache(model.config, 4096))`, and for calls of the model.
+
+    `max_cache_len`: tokens of a sequence, prompt and answer; more are refused with `CacheError`, and what was stored stays.
+    `step`: allocate room for so many tokens, and for so many more whenever they are used up; None: all at once.
+    Raises `CacheError` for a model whose layers are not all full or sliding attention.
+    """
+
+    def __init__(self, config: Any, max_cache_len: int, *, step: int | None = None) -> None:
+        if max_cache_len < 1 or (step is not None and step < 1):
+            raise CacheError(f"a cache of {max_cache_len} tokens in steps of {step} holds nothing", "give whole numbers above 0")
+        windows = _windows(config.get_text_config(decoder=True))
+        self.block = Block(len(windows), max_cache_len, min(step or max_cache_len, max_cache_len))
+        super().__init__(layers=[ContiguousLayer(self.block, index, window) for index, window in enumerate(windows)])
+
+    @classmethod
+    def for_model(cls, model: Any, max_cache_len: int, *, step: int | None = None) -> ContiguousCache:
+        """The same for a model that is ready for it; one in training mode is refused."""
+        if model.training:
+            raise CacheError(
+                "the model is in training mode: dropout is on, gradient checkpointing keeps no cache", "call model.eval()"
+            )
+        return cls(model.config, max_cache_len, step=step)
+
+    @property
+    def tensor(self) -> torch.Tensor | None:
+        """The block (2, layers, KV heads, batch, tokens, head size), None before the first keys. It is another after growing."""
+        return self.block.tensor
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Each row of the batch `repeats` times, in a new block."""
+        if self.block.tensor is not None:
+            self.block.tensor = self.block.tensor.repeat_interleave(repeats, dim=BATCH)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """These rows of the batch alone, in a new block."""
+        if self.block.tensor is not None:
+            self.block.tensor = self.block.tensor[:, :, :, indices]
+
+
+def _windows(config: Any) -> list[int | None]:
+    """The sliding window of each layer, None for full attention."""
+    window = getattr(config, "sliding_window", None)
+    usual = ["full_attention" if window is None else "sliding_attention"] * config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None) or usual
+    other = sorted(set(kinds) - set(KINDS))
+    if other or getattr(config, "num_kv_shared_layers", None):
+        raise CacheError(
+            f"a {config.model_type} has layers that do not keep their own keys and values: {', '.join(other) or 'shared ones'}",
+            "use the cache that transformers makes by itself for this model",
+        )
+    return [window if kind == "sliding_attention" else None for kind in kinds]

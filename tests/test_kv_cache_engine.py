@@ -1,0 +1,261 @@
+"""`fenno.kv.ContiguousCache` beside the caches of transformers, on small random models.
+
+torch is there where a vLLM is: hence the marker. It is imported by no test without it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fenno.errors import CacheError
+
+pytestmark = pytest.mark.engine
+
+BAR = 1e-5
+VOCABULARY = 128
+ANSWER = 256
+PROMPT = 20
+LIMIT = PROMPT + ANSWER
+# Wide enough weights for the answers not to repeat one token.
+SIZE: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.1,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Qwen2": {},
+    "Mixtral": {"num_local_experts": 4, "sliding_window": None},
+    "Gemma2": {"head_dim": 16, "sliding_window": 32},
+}
+
+
+@pytest.fixture(scope="module")
+def models() -> dict[str, Any]:
+    """One of each, random, float32, in evaluation mode."""
+    import torch
+    import transformers
+
+    made = {}
+    for name, more in MODELS.items():
+        torch.manual_seed(0)
+        config = getattr(transformers, f"{name}Config")(**SIZE, **more)
+        made[name] = getattr(transformers, f"{name}ForCausalLM")(config).eval()
+    return made
+
+
+def prompts(batch: int) -> dict[str, Any]:
+    """Random prompts, each one token shorter than the one before, padded on the left."""
+    import torch
+
+    torch.manual_seed(batch)
+    ids = torch.randint(1, VOCABULARY, (batch, PROMPT))
+    mask = (torch.arange(PROMPT)[None] >= torch.arange(batch)[:, None]).long()
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+def answer(model: Any, given: dict[str, Any], cache: Any, **options: Any) -> tuple[Any, Any]:
+    """Tokens (batch, tokens) and logits (tokens, batch, vocabulary) of a greedy answer."""
+    import torch
+
+    wish = {"max_new_tokens": ANSWER, "do_sample": False, "return_dict_in_generate": True, "output_logits": True, **options}
+    said = model.generate(**given, past_key_values=cache, **wish)
+    return said.sequences, torch.stack(said.logits)
+
+
+def contiguous(model: Any, limit: int = LIMIT, **options: Any) -> Any:
+    from fenno.kv import ContiguousCache
+
+    return ContiguousCache.for_model(model, limit, **options)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("name", MODELS)
+def test_answers_are_those_of_the_dynamic_and_the_static_cache(models: dict[str, Any], name: str, batch: int) -> None:
+    import transformers
+
+    model, given = models[name], prompts(batch)
+    tokens, logits = answer(model, given, contiguous(model))
+    others = {
+        "dynamic": transformers.DynamicCache(config=model.config),
+        "static": transformers.StaticCache(config=model.config, max_cache_len=LIMIT),
+        "growing": contiguous(model, step=64),
+    }
+    assert tokens.shape == (batch, LIMIT)
+    assert len(set(tokens[0].tolist())) > PROMPT / 2
+    for other, cache in others.items():
+        same, close = answer(model, given, cache)
+        assert (tokens == same).all(), other
+        assert (logits - close).abs().max().item() <= BAR, other
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
+def test_beams_are_those_of_the_dynamic_cache(models: dict[str, Any], name: str) -> None:
+    import transformers
+
+    model = models[name]
+    options = {"num_beams": 4, "max_new_tokens": 60}
+    tokens, _ = answer(model, prompts(2), contiguous(model, step=16), **options)
+    same, _ = answer(model, prompts(2), transformers.DynamicCache(config=model.config), **options)
+    assert (tokens == same).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_answers_in_half_precision_are_those_of_the_dynamic_cache(models: dict[str, Any], dtype: str) -> None:
+    import copy
+
+    import torch
+    import transformers
+
+    model = copy.deepcopy(models["Llama"]).to(getattr(torch, dtype))
+    cache = contiguous(model)
+    tokens, _ = answer(model, prompts(2), cache, max_new_tokens=60)
+    same, _ = answer(model, prompts(2), transformers.DynamicCache(config=model.config), max_new_tokens=60)
+    assert cache.tensor.dtype == getattr(torch, dtype)
+    assert (tokens == same).all()
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
+def test_what_is_cropped_is_forgotten_also_beyond_a_window(models: dict[str, Any], name: str) -> None:
+    import torch
+
+    model, cache = models[name], contiguous(models[name])
+    ids = prompts(1)["input_ids"].repeat(1, 4)
+    with torch.no_grad():
+        once = model(ids, past_key_values=cache).logits[:, -5:]
+        cache.crop(-5)
+        assert cache.get_seq_length() == ids.shape[1] - 5
+        again = torch.cat([model(token, past_key_values=cache).logits for token in ids[:, -5:].split(1, dim=1)], 1)
+    assert (once - again).abs().max().item() <= BAR
+    cache.crop(30)
+    assert cache.get_seq_length() == 30
+    cache.crop(-1000)
+    assert cache.get_seq_length() == 0
+    cache.reset()
+    assert torch.equal(model(ids, past_key_values=cache).logits[:, -5:], once)
+
+
+def keys_and_values(batch: int, tokens: int, heads: int = 2, size: int = 16) -> tuple[Any, Any]:
+    import torch
+
+    return torch.randn(batch, heads, tokens, size), torch.randn(batch, heads, tokens, size)
+
+
+def test_all_layers_lie_in_one_tensor_in_the_articles_order_and_a_step_concatenates_nothing(models: dict[str, Any]) -> None:
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Noted(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            calls.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    calls: list[str] = []
+    cache = contiguous(models["Llama"])
+    new = keys_and_values(2, 5)
+    cache.update(*new, 0)
+    block = cache.tensor
+    assert block.shape == (2, 3, 2, 2, LIMIT, 16)  # keys and values, layers, KV heads, batch, sequence, head size
+    assert torch.equal(block[1, 0, 1, :, :5], new[1][:, 1])
+    with Noted():
+        keys, values = cache.update(*keys_and_values(2, 1), 0)
+    assert "cat" not in calls and "copy_" in calls
+    assert keys.shape == values.shape == (2, 2, 6, 16)
+    assert cache.tensor is block
+    assert {keys.untyped_storage().data_ptr(), values.untyped_storage().data_ptr()} == {block.untyped_storage().data_ptr()}
+
+
+def test_what_would_overflow_is_refused_and_what_was_stored_stays(models: dict[str, Any]) -> None:
+    import torch
+
+    cache = contiguous(models["Llama"], 10, step=4)
+    for layer in range(3):
+        cache.update(*keys_and_values(1, 9), layer)
+    assert cache.tensor.shape[4] == 10  # the last step is cut short: no more is allocated than may be used
+    before = cache.tensor.clone()
+    with pytest.raises(CacheError, match="11 tokens do not fit into a cache of 10"):
+        cache.update(*keys_and_values(1, 2), 0)
+    assert cache.get_seq_length() == 9
+    assert torch.equal(cache.tensor, before)
+    cache.update(*keys_and_values(1, 1), 0)
+
+
+@pytest.mark.parametrize(("batch", "heads", "size"), [(2, 2, 16), (1, 4, 16), (1, 2, 8)])
+def test_keys_of_another_shape_are_refused(models: dict[str, Any], batch: int, heads: int, size: int) -> None:
+    cache = contiguous(models["Llama"])
+    cache.update(*keys_and_values(1, 1), 0)
+    with pytest.raises(CacheError, match="came to a cache of 2 heads of 16 for a batch of 1"):
+        cache.update(*keys_and_values(batch, 1, heads, size), 1)
+
+
+def test_rows_of_the_batch_are_repeated_and_chosen(models: dict[str, Any]) -> None:
+    import torch
+
+    cache = contiguous(models["Llama"])
+    keys, values = keys_and_values(2, 3)
+    cache.update(keys, values, 0)
+    cache.batch_repeat_interleave(2)
+    assert torch.equal(cache.tensor[0, 0, :, :, :3].transpose(0, 1), keys.repeat_interleave(2, 0))
+    cache.batch_select_indices(torch.tensor([3, 0]))
+    assert torch.equal(cache.tensor[1, 0, :, :, :3].transpose(0, 1), values[[1, 0]])
+
+
+def test_models_that_keep_something_else_are_refused() -> None:
+    import transformers
+
+    from fenno.kv import ContiguousCache
+
+    other = transformers.Qwen2Config(**SIZE, layer_types=["full_attention", "linear_attention", "full_attention"])
+    with pytest.raises(CacheError, match="linear_attention"):
+        ContiguousCache(other, 10)
+    with pytest.raises(CacheError, match="keys of 24 and values of 16"):
+        ContiguousCache(transformers.LlamaConfig(**SIZE), 10).update(keys_and_values(1, 1, size=24)[0], keys_and_values(1, 1)[1], 0)
+
+
+def test_a_model_in_training_mode_is_refused_since_gradient_checkpointing_there_fills_no_cache(models: dict[str, Any]) -> None:
+    import copy
+
+    from fenno.kv import ContiguousCache
+
+    model = copy.deepcopy(models["Llama"]).train()
+    with pytest.raises(CacheError, match="training mode"):
+        ContiguousCache.for_model(model, LIMIT)
+    model.gradient_checkpointing_enable()
+    cache = ContiguousCache(model.config, LIMIT)
+    ids = prompts(1)["input_ids"]
+    model(ids, past_key_values=cache)
+    assert cache.get_seq_length() == 0
+    model.eval()(ids, past_key_values=cache)
+    assert cache.get_seq_length() == PROMPT
+
+
+@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
+def test_a_compiled_step_is_one_graph_for_any_length(models: dict[str, Any], name: str) -> None:
+    import torch
+    from torch._dynamo.testing import CompileCounter
+
+    model, counted = models[name], CompileCounter()
+    torch._dynamo.reset()
+    compiled = torch.compile(model.forward, backend=counted, fullgraph=True)
+    ids = prompts(1)["input_ids"].repeat(1, 3)
+    logits, graphs = [], []
+    with torch.no_grad():
+        for step in (model.forward, compiled):
+            cache = contiguous(model)
+            model(ids[:, :20], past_key_values=cache)
+            for at in range(20, 60):
+                logits.append(step(ids[:, at : at + 1], past_key_values=cache).logits)
+                graphs.append(counted.frame_count)
+    assert (torch.stack(logits[:40]) - torch.stack(logits[40:])).abs().max().item() <= BAR
+    # The second length makes it a variable, and a window that is full another kind of step: after that nothing is compiled.
+    assert graphs[-1] == graphs[-20] <= 4
