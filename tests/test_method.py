@@ -162,6 +162,19 @@ def test_a_full_confirmation_that_was_interrupted_is_gone_on_with(tmp_path: Path
     assert cold == [defaults, winner, winner, defaults] and defaults != winner
 
 
+@pytest.mark.parametrize("made", [0, 1, 2, 3])
+def test_a_full_confirmation_of_the_largest_rate_is_gone_on_with_where_it_was(tmp_path: Path, made: int) -> None:
+    whole, _ = study_on(7, tmp_path / "whole", maximize=True, full=True)
+    with pytest.raises(KeyboardInterrupt):
+        study_on(7, tmp_path / "cut", maximize=True, full=True, most_cold_starts=made)
+    verdict, trials = study_on(7, tmp_path / "cut", maximize=True, full=True, most_cold_starts=4 - made)
+    cold = [t for t in trials if t.origin == "confirmation"]
+    assert [*dict.fromkeys(t.cold for t in cold)] == [1, 2, 3, 4]
+    points = [next(t.point for t in cold if t.cold == start) for start in (1, 2, 3, 4)]
+    assert points[0] == points[3] == trials[0].point and points[1] == points[2] == whole.trial.point  # type: ignore[union-attr]
+    assert verdict.outcome == "met" and "the defaults, cold as well, hold " in verdict.sentence
+
+
 def test_a_confirmation_that_only_lacked_its_verdict_is_not_made_again(tmp_path: Path) -> None:
     first, trials = study_on(1, tmp_path)
     again, after = study_on(1, tmp_path, most_cold_starts=0)

@@ -35,13 +35,15 @@ def tune(run: Run, *, confirm: Confirm = "quick", maximize: bool = False, arm: A
         return arms.survey(run, arm, maximize=maximize)
     done = unfinished(run.study.trials())
     for refuted in range(1, MOST_REFUTED + 1):
-        found = look(run, STARTS[confirm], maximize, arm)
+        full = confirm == "full"
+        found = begun(run, full, done) if maximize and done else None
+        found = found or look(run, STARTS[confirm], maximize, arm)
         if found.outcome != "met" or found.trial is None or confirm == "off":
             return found
         if run.time_left() < run.bench.start_seconds:
             return verdicts.cut_short(run.study.trials(), "the targets were met live, and no time was left for a cold start")
-        full = confirm == "full"
-        verdict = confirmed_rate(run, found.trial, full=full) if maximize else confirmed(run, found.trial, full=full, done=done)
+        verify = confirmed_rate if maximize else confirmed
+        verdict = verify(run, found.trial, full=full, done=done)
         done = []
         if verdict.outcome == "met" or refuted == MOST_REFUTED or not run.time_for_a_start():
             break
@@ -62,6 +64,21 @@ def blocks(run: Run, winner: Trial, full: bool, defaults_rate: float | None = No
     return [defaults, winner, winner, defaults] if full and winner.point != run.space.defaults else [winner]
 
 
+def begun(run: Run, full: bool, done: Sequence[Trial]) -> Verdict | None:
+    """The verdict of a search for the largest rate that was over when the run was interrupted, in its cold starts `done`."""
+    found = climb.crowned(run)
+    if found.outcome != "met" or found.trial is None:
+        return None
+    return found if kept(blocks(run, found.trial, full, defaults_rate(run, found.trial)), done) else None
+
+
+def kept(wanted: Sequence[Trial], done: Sequence[Trial]) -> list[list[Trial]]:
+    """The cold starts among `done` that need not be made again, each with its trials: all, if they are those that come first."""
+    starts = [list(trials) for _, trials in itertools.groupby(done, key=lambda t: t.cold)]
+    same = [trials[0].point for trials in starts] == [block.point for block in wanted[: len(starts)]]
+    return starts if same and all(t.measured for t in done) else []
+
+
 def unfinished(trials: Sequence[Trial]) -> list[Trial]:
     """The cold starts with which an interrupted run ended, in their order."""
     return [*itertools.takewhile(lambda t: t.origin == "confirmation", reversed(trials))][::-1]
@@ -73,8 +90,8 @@ def confirmed(run: Run, winner: Trial, *, full: bool, done: Sequence[Trial] = ()
     `done`: cold starts that were made already; they count if they are those that come first.
     """
     wanted = blocks(run, winner, full)
-    begun = [t.point for t in done if t.measured] == [block.point for block in wanted[: len(done)]]
-    ended = [*(done if begun else ()), *(cold_trial(run, block) for block in wanted[len(done) if begun else 0 :])]
+    made = [trial for start in kept(wanted, done) for trial in start]
+    ended = [*made, *(cold_trial(run, block) for block in wanted[len(made) :])]
     mine = [t for t in ended if t.point == winner.point]
     failed = next((t for t in mine if t.state != "met"), None)
     if failed is not None:
@@ -88,6 +105,7 @@ def confirmed(run: Run, winner: Trial, *, full: bool, done: Sequence[Trial] = ()
 def cold_trial(run: Run, which: Trial) -> Trial:
     """One cold start of a point with plain flags, measured at its rate."""
     run.events.say(f"confirming after a cold start: {spaces.show(spaces.changed(which.point, run.space))}")
+    which = replace(which, cold=next_cold(run))
     try:
         with run.bench.plain(which.point) as seat:
             outputs = compared_outputs(run, seat, which.point)
@@ -127,12 +145,18 @@ def started(run: Run, which: Trial) -> Trial:
         return settled(run, seat, which)
 
 
-def confirmed_rate(run: Run, winner: Trial, *, full: bool) -> Verdict:
-    """The winner's capacity, each cold start from the largest rate held live up or down. `full`: and the defaults' capacity."""
-    ended = [
-        (block.point == winner.point, cold_climb(run, block)) for block in blocks(run, winner, full, defaults_rate(run, winner))
-    ]
-    mine, theirs = ([found for ours, found in ended if ours is which] for which in (True, False))
+def confirmed_rate(run: Run, winner: Trial, *, full: bool, done: Sequence[Trial] = ()) -> Verdict:
+    """The winner's capacity, each cold start from the largest rate held live up or down. `full`: and the defaults' capacity.
+
+    `done` as of `confirmed`; the last of them is made again if it had not come to its end.
+    """
+    wanted = blocks(run, winner, full, defaults_rate(run, winner))
+    made = kept(wanted, done)
+    if made and not narrowed(made[-1]):
+        made.pop()
+    ended = [*made, *(cold_climb(run, block) for block in wanted[len(made) :])]
+    paired = [*zip(wanted, ended, strict=True)]
+    mine, theirs = ([found for block, found in paired if (block.point == winner.point) is ours] for ours in (True, False))
     held = within(mine)
     best = next((t for found in mine for t in found if t.state == "met" and t.rate == held.held), None)
     if best is None:
@@ -155,19 +179,29 @@ def cold_climb(run: Run, which: Trial) -> list[Trial]:
         f"confirming after a cold start, from {which.rate:.3g} requests/s: {spaces.show(spaces.changed(which.point, run.space))}"
     )
     ended: list[Trial] = []
+    which = replace(which, cold=next_cold(run))
     try:
         with run.bench.plain(which.point) as seat:
             outputs = compared_outputs(run, seat, which.point)
             if (failed := other_outputs(run, which, outputs)) is not None:
                 return [failed]
-            while len(ended) < climb.MOST_STEPS:
-                rate = capacity.next_rate(steps(ended), which.rate, step=1 + capacity.PRECISION)
+            while not narrowed(ended):
+                rate = next_cold_rate(ended, which.rate)
                 if rate is None or run.time_left() < trial.seconds_needed(run.recipe.with_targets(qps=rate)):
                     break
                 ended.append(settled(run, seat, replace(which, rate=rate), outputs))
     except (EngineError, LoadError) as error:
         ended.append(failed_cold(run, which, error))
     return ended
+
+
+def narrowed(ended: Sequence[Trial]) -> bool:
+    """Whether one cold start has said what it can of a point's capacity."""
+    return len(ended) >= climb.MOST_STEPS or bool(ended and next_cold_rate(ended, ended[0].rate) is None)
+
+
+def next_cold_rate(ended: Sequence[Trial], first: float) -> float | None:
+    return capacity.next_rate(steps(ended), first, step=1 + capacity.PRECISION)
 
 
 def steps(ended: Sequence[Trial]) -> Bracket:
@@ -187,6 +221,10 @@ def failed(run: Run, which: Trial, reason: str, outputs: Comparison | None = Non
     run.study.add(ended)
     run.events.done(ended)
     return ended
+
+
+def next_cold(run: Run) -> int:
+    return 1 + max((t.cold for t in run.study.trials()), default=0)
 
 
 def cold(run: Run, which: Trial) -> Trial:

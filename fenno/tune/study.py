@@ -23,7 +23,7 @@ State = Literal["met", "missed", "unclear", "invalid", "failed"]
 @dataclass(frozen=True)
 class Trial:
     """One finished trial. `judgement` is `Judgement.as_dict()`, `summary` the load's figures; `reason` says why it failed;
-    `rate` is what was offered, in requests a second."""
+    `rate` is what was offered, in requests a second; `cold` counts the study's cold starts from 1, and is 0 on a wide engine."""
 
     number: int
     point: dict[str, Scalar]
@@ -37,6 +37,7 @@ class Trial:
     limit: Limit | None = None
     reason: str = ""
     rate: float = 0.0
+    cold: int = 0
 
     @property
     def measured(self) -> bool:
