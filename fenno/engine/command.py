@@ -17,6 +17,7 @@ _LAUNCH = str(Path(__file__).parent / "inside" / "launch.py")
 DUMMY = "dummy:"
 KEY_VARIABLE = "VLLM_API_KEY"
 Flags = Mapping[str, "Scalar | list[Scalar]"]
+_SECRET = "[A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|KEY)"
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,14 @@ def _quiet(model: str) -> dict[str, str | None]:
     return {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", **offline}
 
 
+def is_secret(variable: str) -> bool:
+    """Whether an environment variable of this name holds what must not be written down."""
+    return re.fullmatch(_SECRET, variable) is not None
+
+
 def without_secrets(command: str) -> str:
     """A command with its secrets left to the shell that runs it: HF_TOKEN=abc becomes HF_TOKEN="$HF_TOKEN"."""
     value = r"""(?:'[^']*'(?:"'"'[^']*')*|\S+)"""
-    command = re.sub(rf"\b([A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|KEY))={value}", r'\1="$\1"', command)
+    command = re.sub(rf"\b({_SECRET})={value}", r'\1="$\1"', command)
     flag = rf"(--(?:[a-z-]+-)?(token|secret|password|key))([ =]){value}"
     return re.sub(flag, lambda found: f'{found[1]}{found[3]}"${found[2].upper()}"', command)

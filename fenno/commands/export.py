@@ -1,0 +1,44 @@
+"""`fenno export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fenno import console
+from fenno.commands.given import RecipeArgument, choose
+
+TO = "systemd, compose, k8s, vllm-config, prometheus (alert rules) or grafana (a dashboard)"
+
+
+def export(
+    to: Annotated[str, typer.Option(help=TO)],
+    recipe_name: RecipeArgument = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR|FILE", help="where to; default: standard output")
+    ] = None,
+    image: Annotated[str | None, typer.Option(help="compose, k8s: the image; default: vLLM's own of the version here")] = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="compose, k8s: how many; default: what recipe and flags say")] = None,
+    claim: Annotated[str | None, typer.Option(help="k8s: PersistentVolumeClaim with the model, or for downloads")] = None,
+    monitor: Annotated[bool, typer.Option("--monitor", help="k8s: a PodMonitor and the alert rules too")] = False,
+    user: Annotated[str | None, typer.Option(help="systemd: who the engine runs as; default: you")] = None,
+) -> None:
+    """Write production files from a recipe: a unit, a compose file, Kubernetes objects, alert rules, a dashboard."""
+    import getpass
+
+    from fenno import recipe
+    from fenno.export import make
+    from fenno.tune.output import write
+
+    asked = make.Asked(to, user=user, image=image, gpus=gpus, claim=claim, monitor=monitor)
+    asked.check()
+    chosen = recipe.load(choose(recipe_name))
+    file = output / f"{chosen.name}{make.FORMATS[to]}" if output and (output.is_dir() or not output.suffix) else output
+    text = make.make(chosen, asked, file, getpass.getuser(), console.say)
+    if file is None:
+        print(text, end="")
+        return
+    write(file.parent, {file.name: text})
+    console.say(f"written: {file}")
