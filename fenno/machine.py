@@ -19,7 +19,7 @@ from fenno.errors import ProcessError
 from fenno.recipe import Host
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU by NVML. `memory` and `used` in bytes, `power` in W, `utilization` in %, `energy` in J since its driver was loaded;
     None where the card does not say."""
@@ -92,8 +92,11 @@ def read_gpus() -> tuple[tuple[Gpu, ...], str | None]:
 
 
 def gpus_of(facts: dict[str, Any]) -> tuple[Gpu, ...]:
-    """The GPUs of one line of `fenno.nvml`."""
-    return tuple(Gpu(**{**g, "capability": tuple(g["capability"])}) for g in facts["gpus"])
+    """The GPUs of one line of `fenno.nvml`. What all of a day's lines say is kept once."""
+    same = ("name", "uuid", "driver")
+    return tuple(
+        Gpu(**{**g, **{name: sys.intern(g[name]) for name in same}, "capability": tuple(g["capability"])}) for g in facts["gpus"]
+    )
 
 
 def visible(gpus: Sequence[Gpu], setting: str | None) -> tuple[Gpu, ...]:

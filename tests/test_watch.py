@@ -80,6 +80,21 @@ def test_samples_come_at_their_times_on_the_clients_clock_and_are_kept(tmp_path:
     assert looking.seen() == seen, "nothing comes after the end"
 
 
+def test_of_a_run_of_days_the_samples_are_in_the_file_alone(tmp_path: Path) -> None:
+    file = tmp_path / "run/server.jsonl"
+    with (
+        calibration.serving(tmp_path) as server,
+        watch.watching(attached(server.url, tmp_path), tmp_path / "run", 0.05, keep=False) as looking,
+    ):
+        until(lambda: len(looking.seen().samples) >= 5)
+        assert len(looking._samples) <= 2, "the last, and one that comes just now"
+    samples = looking.seen().samples
+    assert looking.last == samples[-1]
+    with file.open("a") as lines:
+        lines.write('{"at": 1')
+    assert looking.seen().samples == watch.read_samples(file) == samples, "a line cut short is none"
+
+
 def test_a_server_that_dies_or_has_no_metrics_is_a_sentence_and_no_error(tmp_path: Path) -> None:
     with without_metrics() as url, watch.watching(attached(url, tmp_path), tmp_path / "none", 0.05) as looking:
         until(lambda: looking.last is not None)

@@ -17,7 +17,7 @@ from fenno.engine import http
 from fenno.errors import EngineError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Histogram:
     """`sum` (of all observations), `count`, and cumulative counts by upper edge: ((0.1, 3.0), …, (inf, 9.0))."""
 
@@ -47,7 +47,7 @@ class Histogram:
         return Histogram(self.sum - earlier.sum, self.count - earlier.count, buckets)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Metrics:
     """One scrape. Gauges: running, waiting (requests), kv_cache_usage (0..1). The rest has grown since the engine's start:
     counters of requests or tokens, and histograms in seconds (iteration_tokens_total: tokens a step)."""

@@ -7,15 +7,16 @@ beside the records, one JSON line a sample: `server.jsonl` and, with GPUs, `gpus
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 from urllib.parse import urlsplit
 
 from fenno import machine, process
@@ -28,7 +29,7 @@ from fenno.machine import Gpu
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Sample:
     """One moment of the monotonic clock. `metrics` is empty when the server said nothing, and `error` says why. `resident`: bytes
     of main memory that the engine's processes held; 0 on GPUs, and for a server that fenno did not start."""
@@ -39,7 +40,7 @@ class Sample:
     error: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GpuSample:
     """The GPUs that the server may use, at one moment of the same clock."""
 
@@ -86,8 +87,9 @@ class Seen:
 class Watch:
     """Looks at a server until it is stopped, made by `watching`."""
 
-    def __init__(self, server: Server, interval: float, file: TextIO, nvml: process.Child | None) -> None:
-        self._server, self._interval, self._file, self._nvml = server, interval, file, nvml
+    def __init__(self, server: Server, interval: float, path: Path, nvml: process.Child | None, keep: bool) -> None:
+        self._server, self._interval, self._path, self._nvml, self._keep = server, interval, path, nvml, keep
+        self._file = path.open("w", encoding="utf-8")
         self._samples: list[Sample] = []
         self._unwritten = ""
         self._code: int | None = None  # the exit code of the NVML process, had it ended before it was told to
@@ -102,7 +104,7 @@ class Watch:
 
     def seen(self) -> Seen:
         """Everything so far."""
-        samples = tuple(self._samples)
+        samples = tuple(self._samples) if self._keep else read_samples(self._path)
         notes = [note for note in (silence(samples), self._unwritten) if note]
         if self._nvml is None:
             return Seen(samples, (), tuple(notes))
@@ -127,6 +129,8 @@ class Watch:
         while not self._over.is_set():
             sample = look(self._server)
             self._samples.append(sample)
+            if not self._keep:
+                del self._samples[:-1]
             try:
                 self._file.write(dump(sample) + "\n")
                 self._file.flush()
@@ -137,8 +141,12 @@ class Watch:
 
 
 @contextlib.contextmanager
-def watching(server: Server, folder: Path, interval: float = 1.0) -> Iterator[Watch]:
-    """Look at `server` every `interval` seconds while the block lasts. GPUs are asked where the server is on this host."""
+def watching(server: Server, folder: Path, interval: float = 1.0, *, keep: bool = True) -> Iterator[Watch]:
+    """Look at `server` every `interval` seconds while the block lasts. GPUs are asked where the server is on this host.
+
+    `keep`: samples stay in memory, their histograms with all buckets. Else they are read from the file when they are asked for,
+    without buckets: of a run of days nobody needs them, and they would be gigabytes.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     here = server.on_gpu or (server.child is None and urlsplit(server.url).hostname in LOCAL)
     with contextlib.ExitStack() as stack:
@@ -148,7 +156,7 @@ def watching(server: Server, folder: Path, interval: float = 1.0) -> Iterator[Wa
             log.unlink(missing_ok=True)
             argv = [sys.executable, "-m", "fenno.nvml", "--every", str(interval)]
             nvml = stack.enter_context(process.running(argv, log=log, grace=2.0))
-        watch = Watch(server, interval, (folder / "server.jsonl").open("w", encoding="utf-8"), nvml)
+        watch = Watch(server, interval, folder / "server.jsonl", nvml, keep)
         stack.callback(watch.stop)
         yield watch
 
@@ -183,20 +191,27 @@ def silence(samples: Sequence[Sample]) -> str:
 def read_gpus(file: Path, visible: str | None) -> tuple[tuple[GpuSample, ...], str | None]:
     """What `fenno.nvml --every` wrote of the GPUs that `visible` names, and why there are none. A line cut short is left out."""
     found, why = [], None
-    for line in file.read_text(errors="replace").splitlines() if file.exists() else ():
-        try:
-            facts = json.loads(line)
-        except ValueError:
-            continue
-        if facts["gpus"]:
-            found.append(GpuSample(facts["at"], machine.visible(machine.gpus_of(facts), visible)))
-        why = facts["error"] or why
+    with file.open(encoding="utf-8", errors="replace") if file.exists() else io.StringIO() as lines:
+        for line in lines:
+            try:
+                facts = json.loads(line)
+            except ValueError:
+                continue
+            if facts["gpus"]:
+                found.append(GpuSample(facts["at"], machine.visible(machine.gpus_of(facts), visible)))
+            why = facts["error"] or why
     return tuple(found), why
+
+
+def read_samples(file: Path) -> tuple[Sample, ...]:
+    """The samples that lie in `file`, without their histograms' buckets. A line cut short is left out."""
+    with file.open(encoding="utf-8") if file.exists() else io.StringIO() as lines:
+        return tuple(parse(line) for line in lines if line.endswith("\n"))
 
 
 def dump(sample: Sample) -> str:
     """One line of JSON: the stamp, every family that was there (of a histogram its sum and count), the resident set."""
-    values = {name: value for name, value in vars(sample.metrics).items() if value is not None}
+    values = {f.name: value for f in fields(Metrics) if (value := getattr(sample.metrics, f.name)) is not None}
     plain = {name: {"sum": v.sum, "count": v.count} if isinstance(v, Histogram) else v for name, v in values.items()}
     return json.dumps({"at": sample.at, **plain, "resident": sample.resident, "error": sample.error})
 

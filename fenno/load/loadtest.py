@@ -30,7 +30,7 @@ def measure(
     asked = Asked(at=time.time(), targets=recipe.targets, gpu_price=gpu_price, probed=probing, visible=watch.visible(server))
     stored.begin(folder, asked)
     with contextlib.ExitStack() as stack:
-        looking = stack.enter_context(watch.watching(server, folder))
+        looking = stack.enter_context(watch.watching(server, folder, keep=False))
         probes = stack.enter_context(probe.probing(plan, folder)) if probing else None
         result = run.run(plan, folder)
         over = time.monotonic()

@@ -50,13 +50,14 @@ def interval(values: Sequence[float], p: float, level: float = 0.95, effective: 
     count = math.floor(min(len(values), effective if effective is not None else len(values)))
     share, tail = p / 100, (1 - level) / 2
     # The number of values below the percentile is binomial: the ranks hold it between them with at least `level`.
-    below, low, cumulative = 0.0, 0, []
-    for k, mass in enumerate(_binomial(count, share)):
+    below, low, high = 0.0, 0, count + 1
+    for k, mass in _binomial(count, share):
         below += mass
-        cumulative.append(below)
         if below <= tail:
             low = k + 1
-    high = next((k + 1 for k, c in enumerate(cumulative) if c >= 1 - tail - 1e-12), count + 1)
+        if below >= 1 - tail - 1e-12:
+            high = k + 1
+            break
     if low < 1 or high > count:
         return None
     stretch = len(values) / count
@@ -64,11 +65,12 @@ def interval(values: Sequence[float], p: float, level: float = 0.95, effective: 
     return values[max(1, first) - 1], values[min(len(values), last) - 1]
 
 
-def _binomial(count: int, share: float) -> Iterable[float]:
-    """P(B = 0), P(B = 1), ... for B binomial."""
+def _binomial(count: int, share: float) -> Iterable[tuple[int, float]]:
+    """k and P(B = k) for B binomial, in the order of k, within twelve standard deviations: what lies outside is nothing."""
     log_p, log_q, whole = math.log(share), math.log1p(-share), math.lgamma(count + 1)
-    for k in range(count + 1):
-        yield math.exp(whole - math.lgamma(k + 1) - math.lgamma(count - k + 1) + k * log_p + (count - k) * log_q)
+    reach = 12 * math.sqrt(count * share * (1 - share)) + 12
+    for k in range(max(0, math.floor(count * share - reach)), min(count, math.ceil(count * share + reach)) + 1):
+        yield k, math.exp(whole - math.lgamma(k + 1) - math.lgamma(count - k + 1) + k * log_p + (count - k) * log_q)
 
 
 def share(good: int, count: int, level: float = 0.95) -> tuple[float, float, float]:

@@ -118,10 +118,8 @@ def _result(folder: Path) -> Result:
 
 
 def _seen(folder: Path, visible: str | None, notes: tuple[str, ...]) -> Seen:
-    file = folder / "server.jsonl"
-    whole = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
     gpus, _ = watch.read_gpus(folder / "gpus.jsonl", visible)
-    return Seen(tuple(watch.parse(line) for line in whole), gpus, notes)
+    return Seen(watch.read_samples(folder / "server.jsonl"), gpus, notes)
 
 
 def _read(path: Path) -> dict[str, Any]:
