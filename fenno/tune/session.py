@@ -16,7 +16,7 @@ from fenno.machine import Machine
 from fenno.recipe import Recipe
 from fenno.tune import bench as benches
 from fenno.tune import confirm as confirms
-from fenno.tune import output, trial
+from fenno.tune import memory, output, trial
 from fenno.tune import run as runs
 from fenno.tune import space as spaces
 from fenno.tune import verdict as verdicts
@@ -89,7 +89,11 @@ def ready(
         raise RecipeError(f"recipe {recipe.name}: {fault}", "`engine.model` is a folder, a Hub id (owner/name), or dummy:NAME")
     command.api_key(recipe.engine)
     known, space = runs.known_space(recipe, say)
-    return Ready(recipe, known, space, host, deadline, tuple(short(budget, trial.seconds_needed(recipe), confirm)))
+    fitted = memory.within(recipe, known, host)
+    if fitted is not recipe:
+        space = spaces.build(fitted, known)
+    remarks = (*memory.remark(recipe, fitted), *short(budget, trial.seconds_needed(recipe), confirm))
+    return Ready(fitted, known, space, host, deadline, remarks)
 
 
 def aimed(recipe: Recipe, maximize: bool) -> Recipe:

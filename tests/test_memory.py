@@ -1,0 +1,70 @@
+"""A memory target is a flag of the start: vLLM takes its share of a GPU whether it needs it or not."""
+
+from typing import Any
+
+import pytest
+
+from fenno import recipe
+from fenno.engine.catalogue import Catalogue, Flag, Identity
+from fenno.errors import UsageError
+from fenno.machine import Gpu, Machine
+from fenno.recipe import Recipe
+from fenno.tune import memory
+from fenno.tune import space as spaces
+
+GIB = 2**30
+
+
+def gpu(index: int) -> Gpu:
+    return Gpu(index, "GPU", f"GPU-{index}", 80 * GIB, 0, (9, 0), "580.1")
+
+
+def host(gpus: int) -> Machine:
+    return Machine("Linux", "6", "x", 8, 2**36, tuple(gpu(i) for i in range(gpus)), None, "3.11")
+
+
+def known(platform: str = "cuda", default: float = 0.92) -> Catalogue:
+    flags = {memory.FLAG: Flag("float", None, default, False), memory.OTHER: Flag("int", None, None, False)}
+    limits = {"max-num-batched-tokens": 8192, "max-num-seqs": 1024}
+    return Catalogue(Identity("/v/bin/python", "vllm", "0.24.0", "3.12", "2.11", "/v"), platform, flags, limits)
+
+
+def asked(target: str | None, flags: str = "{}", restart: str = "{}") -> Recipe:
+    text = f"name: one\nengine: {{model: m/m, flags: {flags}}}\nsearch: {{restart: {restart}}}\n"
+    return recipe.parse(text + (f"targets: {{memory: {target}}}\n" if target else ""), "here")
+
+
+SHARES = [("85%", 1, 0.82), ("85%", 8, 0.82), ("0.9", 1, 0.87), ("94%", 1, 0.91), ("40GiB", 1, 0.47), ("1%", 0, None)]
+
+
+@pytest.mark.parametrize(("target", "gpus", "share"), SHARES)
+def test_the_engine_takes_three_hundredths_less_than_its_target(target: str, gpus: int, share: float | None) -> None:
+    before = asked(target)
+    if share is None:
+        with pytest.raises(UsageError, match="leaves an engine no memory"):
+            memory.within(before, known(), host(gpus))
+        return
+    after = memory.within(before, known(), host(gpus))
+    assert after.engine.flags == {memory.FLAG: share}
+    assert memory.remark(before, after)[0].startswith(f"the memory target sets gpu-memory-utilization to {share:g}: ")
+    assert spaces.build(after, known()).defaults == spaces.build(before, known()).defaults, "it is no knob of the search"
+
+
+UNCHANGED: dict[str, tuple[Recipe, Catalogue, int]] = {
+    "no target": (asked(None), known(), 1),
+    "a CPU": (asked("50%"), known("cpu"), 0),
+    "room enough": (asked("97%"), known(), 1),
+    "less by default": (asked("85%"), known(default=0.8), 1),
+    "a share of its own": (asked("85%", "{gpu-memory-utilization: 0.9}"), known(), 1),
+    "bytes of its own": (asked("85%", "{kv-cache-memory-bytes: 1000}"), known(), 1),
+    "a knob of the search": (asked("85%", restart="{gpu-memory-utilization: [0.7, 0.8]}"), known(), 1),
+    "bytes of nobody knows how many GPUs": (asked("40GiB"), known(), 2),
+}
+
+
+@pytest.mark.parametrize("why", UNCHANGED)
+def test_a_recipe_that_needs_no_such_flag_stays_as_it_is(why: str) -> None:
+    before, catalogue, gpus = UNCHANGED[why]
+    after: Any = memory.within(before, catalogue, host(gpus))
+    assert after is before
+    assert memory.remark(before, after) == []
