@@ -40,7 +40,6 @@ class Case:
     rate: float | None
     workload: Workload
     timing: Timing
-    fills: bool
     gates: tuple[tuple[str, Callable[[Accuracy], float], float], ...]
 
 
@@ -51,7 +50,6 @@ CASES = (
         None,
         MIX,
         Timing(0.1, 0.025),
-        False,
         (
             ("TTFT error P50", lambda a: a.ttft[0], 0.2),
             ("TTFT error P95", lambda a: a.ttft[1], 1.0),
@@ -65,7 +63,6 @@ CASES = (
         None,
         FIXED,
         Timing(0.1, 0.0115),
-        True,
         (
             ("TTFT error P95", lambda a: a.ttft[1], 1.5),
             ("TTFT error P99", lambda a: a.ttft[2], 5.0),
@@ -79,7 +76,6 @@ CASES = (
         60.0,
         MIX,
         Timing(0.1, 0.025),
-        False,
         (
             ("TTFT error P50", lambda a: a.ttft[0], 0.2),
             ("TTFT error P95", lambda a: a.ttft[1], 1.0),
@@ -94,11 +90,12 @@ Row = tuple[str, str, str, "bool | None"]  # gate, bar, measured, whether it hel
 
 
 @contextmanager
-def on_own_cores(wanted: bool, fills: bool) -> Iterator[None]:
+def on_own_cores(wanted: bool) -> Iterator[None]:
     """While the block lasts, move the server to core 0 and the client to core 1 as they appear, before other programs there.
 
-    This process, which looks at the client now and then, goes to core 0 for good. `fills`: the client is never idle, so it cannot
-    be a realtime process.
+    They are realtime processes: whatever its rank, another program may else finish its turn of 4 ms first. (Where the client fills
+    its core, Linux stops such a process for 50 ms in every second.) This process, which looks at the client now and then, goes to
+    core 0 for good.
     """
     over = threading.Event()
 
@@ -114,9 +111,7 @@ def on_own_cores(wanted: bool, fills: bool) -> Iterator[None]:
                     seen.add(child.pid)
                     os.sched_setaffinity(child.pid, {core})
                     Path(f"/proc/{child.pid}/autogroup").write_text("-20")
-                    # A realtime process that fills its core is stopped for 50 ms in every second.
-                    if core == 0 or not fills:
-                        os.sched_setscheduler(child.pid, os.SCHED_FIFO, os.sched_param(10))
+                    os.sched_setscheduler(child.pid, os.SCHED_FIFO, os.sched_param(10))
 
     thread = threading.Thread(target=watch, daemon=True)
     if wanted:
@@ -181,7 +176,7 @@ def main() -> None:
     rows: list[tuple[Case, Accuracy]] = []
     for case in CASES if args.only is None else [CASES[args.only]]:
         for _ in range(args.repeat):
-            with on_own_cores(args.own_cores, case.fills):
+            with on_own_cores(args.own_cores):
                 rows.append((case, measure(case, args.seconds, args.warmup, args.endpoint)))
             print(case.name, rows[-1][1], flush=True)
     text = table(rows)
