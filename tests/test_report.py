@@ -13,7 +13,7 @@ import pytest
 
 from fenno import recipe as recipes
 from fenno.recipe import Recipe, Scalar
-from fenno.report import chart, page, words
+from fenno.report import chart, frame, page, words
 from fenno.report.markup import Html, tag
 from fenno.tune import verdict as verdicts
 from fenno.tune.judge import Figure, judge, spell
@@ -182,7 +182,7 @@ def test_nothing_is_loaded_from_anywhere_and_no_script_runs(study: Any) -> None:
     assert not read.values("src")
     assert [target for target in read.values("href") if not target.startswith("#")] == []
     assert not [name for _, name, _ in read.attributes if name.startswith("on")]
-    style = page.head(FACTS | {"verdict": "met"}, cpu_small())
+    style = frame.head("a study", "0.1.0")
     assert "url(" not in style
     assert "@import" not in style
 

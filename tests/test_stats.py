@@ -50,6 +50,11 @@ def test_percentiles_are_the_nearest_rank(count: int, p: float, rank: int) -> No
     assert stats.percentile([float(i) for i in range(1, count + 1)], p) == rank
 
 
+def test_where_nothing_was_answered_first_tokens_came_no_later_in_the_second_half() -> None:
+    refused = [record(sent=10 + i / 4, outcome="5xx") for i in range(40)]
+    assert stats.steady(refused, (10.0, 20.0)).steady
+
+
 def test_gaps_that_are_counted_give_the_figures_of_gaps_that_are_kept() -> None:
     rng = random.Random(9)
     for failed in (0, 3, 30):

@@ -12,17 +12,18 @@ from typing import Annotated, TextIO
 
 import typer
 
-from fenno import console
+from fenno import __version__, console
 from fenno.commands.load import tell_load
 from fenno.errors import UsageError
 
-FORMATS = ("json", "vllm", "prometheus", "csv", "parquet")
+FORMATS = ("html", "json", "vllm", "prometheus", "csv", "parquet")
 
 
 def report(
     run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="the folder of a load test; default: the newest")] = None,
     to: Annotated[
-        str | None, typer.Option(help="json, vllm (the keys of `vllm bench serve`) or prometheus; a row a request: csv or parquet")
+        str | None,
+        typer.Option(help="html, json, vllm (the keys of `vllm bench serve`), prometheus; a row a request: csv, parquet"),
     ] = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="write it there, not on standard output")] = None,
     out: Annotated[Path, typer.Option(help="where load tests are kept")] = Path("fenno-loadtests"),
@@ -43,6 +44,7 @@ def report(
 def write(folder: Path, to: str, output: Path | None) -> None:
     """One format of the load test in `folder`, into a file or on standard output."""
     from fenno.load import export, loadtest, stored
+    from fenno.report import loadtest as page
 
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +59,9 @@ def write(folder: Path, to: str, output: Path | None) -> None:
             return
         kept = stored.read(folder)
         document = loadtest.document(kept)
-        if to == "prometheus":
+        if to == "html":
+            file.write(page.page(kept, document, __version__))
+        elif to == "prometheus":
             file.write(export.prometheus(document, kept.result.plan.model))
         else:
             found = export.vllm(kept, document) if to == "vllm" else document

@@ -11,7 +11,7 @@ import resource
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from itertools import accumulate
 from pathlib import Path
 
@@ -120,8 +120,9 @@ class ClientState:
 
 
 def parse(text: str) -> ClientState:
-    """What `ClientState.dump` wrote. Raises `ValueError`."""
-    data = json.loads(text)
+    """What `ClientState.dump` wrote; what another version said beyond that is left out. Raises `ValueError`."""
+    known = {f.name for f in fields(ClientState)}
+    data = {name: value for name, value in json.loads(text).items() if name in known}
     return ClientState(**{**data, "lag": Delay(**data["lag"]), "lateness": Delay(**data["lateness"])})
 
 

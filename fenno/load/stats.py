@@ -388,7 +388,7 @@ def _grew(mine: Sequence[Record]) -> str:
     others = len(values) - half
     expected, spread = others * (len(values) - 1) / 2, math.sqrt(half * others * (len(values) + 1) / 12)
     # A queue that wanders so slowly that this is chance has not been watched for long enough either.
-    if total - expected < 3 * spread or after < 1.25 * before:
+    if math.isinf(before) or total - expected < 3 * spread or after < 1.25 * before:
         return ""
     return f"first tokens came later and later: P50 {before * 1e3:.3g} ms in the first half, {after * 1e3:.3g} ms in the second"
 

@@ -34,6 +34,14 @@ class Mark:
     ticks: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True)
+class Line:
+    """Points of a line from left to right; None where there is no value."""
+
+    name: str
+    points: tuple[tuple[float, float | None], ...]
+
+
 def percent(share: float) -> str:
     return f"{share:.2f}%"
 
@@ -124,6 +132,55 @@ def over_time(marks: Sequence[Mark], limit: float, say: Say, label: str, *, heig
         role="group",
         aria_label=label,
     )
+
+
+def lines(drawn: Sequence[Line], extent: tuple[float, float], label: str, unit: str, *, height: int = 150) -> Html:
+    """Lines over the same axis, from zero up. `unit`: of the axis. A line is broken where a value is None."""
+    left, top, bottom = 9.0, 8, height - 20
+    most = max([y for line in drawn for _, y in line.points if y is not None], default=0.0) * 1.05 or 1.0
+    low, high = extent
+
+    def y(value: float) -> float:
+        return round(bottom - (bottom - top) * value / most, 1)
+
+    ticks = _even_ticks(0.0, most)
+    across = _even_ticks(low, high) if high > low else [low]
+    paths = [tag("path", d=_path(line, extent, most), class_=f"line-{place}") for place, line in enumerate(drawn)]
+    # A stretched picture inside the one that is not: paths know no percentages.
+    inside = tag("svg", *paths, x=percent(left), y=top, width=percent(98 - left), height=bottom - top, viewBox="0 0 1000 1000",
+                 preserveAspectRatio="none", overflow="visible")  # fmt: skip
+    return tag(
+        "svg",
+        *(part for value in ticks for part in _grid_line(y(value), left, f"{value:.6g}")),
+        *(_text(left + (98 - left) * (x - low) / ((high - low) or 1.0), height - 4, f"{x:g} {unit}", "middle") for x in across),
+        inside,
+        height=height,
+        role="img",
+        aria_label=label,
+    )
+
+
+def _path(line: Line, extent: tuple[float, float], most: float) -> str:
+    """The line in a picture of 1000 by 1000, y downwards; a point that stands alone becomes a short dash."""
+    low, high = extent
+    parts, pen = [], "M"
+    for x, y in line.points:
+        if y is None:
+            pen = "M"
+            continue
+        parts.append(
+            f"{pen}{1000 * (x - low) / ((high - low) or 1.0):.1f} {1000 * (1 - y / most):.1f}" + ("h2" if pen == "M" else "")
+        )
+        pen = "L"
+    return "".join(parts)
+
+
+def line_legend(place: int, words: str) -> Html:
+    """The key of the line that is drawn at this place."""
+    sign = tag(
+        "svg", tag("path", d="M-11 0h22", class_=f"line-{place}"), viewBox="-12 -12 24 24", class_="sign", aria_hidden="true"
+    )
+    return tag("span", sign, words, class_="key")
 
 
 def _mark(mark: Mark, x: float, y: Callable[[float], float], top: float) -> Html:

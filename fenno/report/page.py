@@ -6,13 +6,12 @@ Every part is a function of the study alone, so the same study gives the same pa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from typing import Any
 
 from fenno import units
 from fenno.engine.command import without_secrets
 from fenno.recipe import Recipe, Scalar
-from fenno.report import chart, words
+from fenno.report import chart, frame, words
 from fenno.report.markup import Html, facts, row, section, table, tag
 from fenno.report.trials import badge, distribution, every_trial, refused, search, with_interval
 from fenno.tune import verdict as verdicts
@@ -23,8 +22,6 @@ from fenno.tune.study import Trial
 Document = Mapping[str, Any]
 
 _COLOURS = {"met": "met", "infeasible": "missed", "inconclusive": "unclear"}
-# The page may load nothing and run nothing, whatever a recipe or a log says.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _WORDS = (
     ("Met, missed, unclear", "The whole interval is on the good side of the limit, on the bad side, or holds the limit."),
     ("95 % interval", "It misses the true value in at most 5 of 100 trials, also when a trial is looked at up to three times."),
@@ -53,9 +50,7 @@ def tune(document: Document, trials: Sequence[Trial], recipe: Recipe, space: Spa
         conditions(document, recipe),
         section("How to read this", facts(_WORDS)),
     ]
-    page = tag("html", head(document, recipe), tag("body", tag("main", *parts)), lang="en")
-    # Logs can hold half a character; a page cannot.
-    return f"<!doctype html>\n{page}\n".encode("utf-8", "replace").decode()
+    return frame.whole(f"{recipe.name}: {document['verdict']} (fenno tune)", document["fenno"], *parts)
 
 
 def spoken_of(document: Document, trials: Sequence[Trial]) -> Trial | None:
@@ -72,21 +67,6 @@ def defaults(trials: Sequence[Trial]) -> Trial | None:
     """The trial of the engine's imitated defaults: the last one that was measured, where one was."""
     mine = [t for t in trials if t.origin == "defaults"]
     return next((t for t in reversed(mine) if t.measured), mine[-1] if mine else None)
-
-
-def head(document: Document, recipe: Recipe) -> Html:
-    """What a browser has to know, and the style."""
-    style = resources.files("fenno.report").joinpath("style.css").read_text(encoding="utf-8")
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("meta", name="generator", content=f"fenno {document['fenno']}"),
-        tag("title", f"{recipe.name}: {document['verdict']} (fenno tune)"),
-        tag("style", Html(style)),
-    )
 
 
 def headline(document: Document, trials: Sequence[Trial], recipe: Recipe) -> Html:

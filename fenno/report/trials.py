@@ -84,11 +84,12 @@ def distribution(best: Trial | None) -> str:
         return ""
     groups = [("All requests", best.summary), *best.summary.get("classes", {}).items()]
     note = f"Of trial {best.number}. A failed request is infinitely late; a percentile that falls on one is none."
-    tables = [_latencies(name, figures) for name, figures in groups]
+    tables = [latencies(name, figures) for name, figures in groups]
     return section("Latencies", tag("p", note, class_="quiet"), tag("div", *tables, class_="cards"))
 
 
-def _latencies(name: str, figures: Mapping[str, Any]) -> Html:
+def latencies(name: str, figures: Mapping[str, Any]) -> Html:
+    """A table of percentiles, of a trial's or a load test's figures."""
     heads = ["", "p50", "p95", "p99"]
     known = {latency: figures[latency] for latency in words.LATENCIES if latency in figures}
     rows = [row(heads, [words.LATENCIES[k], *(words.milliseconds(v.get(p)) for p in heads[1:])]) for k, v in known.items()]
