@@ -45,7 +45,7 @@ systemd_here = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="n
 
 def a_recipe(**parts: Any) -> Recipe:
     data = {"name": "a.recipe", "engine": {"model": "org/model", "flags": PLAIN}, "targets": TARGETS}
-    return Recipe.model_validate({**data, **{key: {**data.get(key, {}), **value} for key, value in parts.items()}})  # type: ignore[dict-item]
+    return Recipe.model_validate({**data, **{key: {**data.get(key, {}), **value} for key, value in parts.items()}})
 
 
 def catalogue(version: str = "0.32.0", platform: str = "cuda") -> Catalogue:
@@ -355,11 +355,48 @@ def test_every_query_is_promql() -> None:
         promql_parser.parse(expression)
 
 
+ANSWERED, BUCKET = "http_requests_total", "vllm:time_to_first_token_seconds_bucket"
+# Of each alert: what is scraped every 15 s when it has to fire, and when it must not. "0+7x200" grows by 7 each time.
+SEEN: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "VllmDown": ({"up": "0x200"}, {"up": "1x200"}),
+    "VllmHangs": (
+        {"vllm:num_requests_running": "3x200", "vllm:generation_tokens_total": "7x200"},
+        {"vllm:num_requests_running": "0x200", "vllm:generation_tokens_total": "7x200"},
+    ),
+    "VllmPreempts": (
+        {"vllm:num_preemptions_total": "0+1x200", "vllm:kv_cache_usage_perc": "0.99x200"},
+        {"vllm:num_preemptions_total": "7x200", "vllm:kv_cache_usage_perc": "0.99x200"},
+    ),
+    "VllmSlowP95Ttft": (
+        {f'{BUCKET}{{le="0.5"}}': "0+5x200", f'{BUCKET}{{le="1"}}': "0+9x200", f'{BUCKET}{{le="+Inf"}}': "0+9x200"},
+        {f'{BUCKET}{{le="0.5"}}': "0+9x200", f'{BUCKET}{{le="1"}}': "0+9x200", f'{BUCKET}{{le="+Inf"}}': "0+9x200"},
+    ),
+    "VllmAboveRate": ({"vllm:request_success_total": "0+700x200"}, {"vllm:request_success_total": "0+500x200"}),
+    "VllmErrors": (
+        {f'{ANSWERED}{{handler="/v1/completions",status="{status}"}}': "0+9x200" for status in ("2xx", "5xx")},
+        {f'{ANSWERED}{{handler="/v1/completions",status="{status}"}}': "0+9x200" for status in ("2xx", "4xx")},
+    ),
+}
+
+
 @pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool on this host")
-def test_promtool_takes_the_rules(tmp_path: Path) -> None:
-    file = tmp_path / "rules.yaml"
-    file.write_text(alerts.text(service.of(a_recipe())))
-    subprocess.run(["promtool", "check", "rules", file], check=True, stdout=subprocess.DEVNULL)
+def test_each_alert_fires_for_its_reason_and_not_beside_it(tmp_path: Path) -> None:
+    made = service.of(a_recipe())
+    (tmp_path / "a.rules.yaml").write_text(alerts.text(made))
+    rules = {rule["alert"]: rule for rule in alerts.group(made)["rules"]}
+
+    def case(name: str, series: dict[str, str], fires: bool) -> dict[str, Any]:
+        labels = {"severity": rules[name]["labels"]["severity"], **({"job": made.name} if name == "VllmDown" else {})}
+        wanted = [{"exp_labels": labels, "exp_annotations": rules[name]["annotations"]}] if fires else []
+        scraped = [{"series": re.sub(r"^([\w:]+)\{?", rf'\1{{job="{made.name}",', each).rstrip("}") + "}", "values": value}
+                   for each, value in series.items()]  # fmt: skip
+        alert = {"eval_time": "30m", "alertname": name, "exp_alerts": wanted}
+        return {"interval": "15s", "input_series": scraped, "alert_rule_test": [alert]}
+
+    cases = [case(name, series, fires) for name, seen in SEEN.items() for series, fires in zip(seen, (True, False), strict=True)]
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump({"rule_files": ["a.rules.yaml"], "tests": cases}))
+    done = subprocess.run(["promtool", "test", "rules", tmp_path / "tests.yaml"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_metric_in_a_query_is_one_that_the_installed_engine_has() -> None:
