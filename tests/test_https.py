@@ -22,7 +22,7 @@ ANSWERS = {"/v1/models": b'{"data": [{"id": "safe"}]}', "/metrics": b"vllm:num_r
 class Secure(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         body = ANSWERS[self.path]
-        self.send_response(200)
+        self.send_response(200 if self.headers["X-Team"] == "search" else 403)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -52,11 +52,12 @@ def trusting(url: str, authority: Path) -> Recipe:
 
 
 def test_its_models_and_its_metrics_are_read(trusting: Recipe, tmp_path: Path) -> None:
-    with server.serving(trusting, tmp_path) as running:
+    team = {"X-Team": "search"}
+    with server.serving(trusting, tmp_path, headers=team) as running:
         assert running.model == "safe"
         seen = watch.look(running)
         assert (seen.metrics.running, seen.error) == (3.0, "")
-    assert metrics.scrape(running.url, ca_file=trusting.engine.ca_file).running == 3.0
+    assert metrics.scrape(running.url, ca_file=trusting.engine.ca_file, headers=team).running == 3.0
 
 
 def test_without_the_authority_it_is_not_trusted(url: str, tmp_path: Path) -> None:
@@ -66,3 +67,8 @@ def test_without_the_authority_it_is_not_trusted(url: str, tmp_path: Path) -> No
 
 def test_the_traffic_has_the_authority_too(trusting: Recipe, authority: Path) -> None:
     assert job.plan(trusting).ca_file == str(authority)
+
+
+def test_a_server_that_wants_a_header_answers_only_with_it(trusting: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="403"), server.serving(trusting, tmp_path):
+        pass

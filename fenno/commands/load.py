@@ -115,7 +115,7 @@ def endpoint_of(chosen: Recipe, plan: Plan, folder: Path) -> Iterator[tuple[Serv
     from fenno.load import endpoint
 
     check_prompts(plan.workload.prompts)
-    with server.serving(chosen, folder, progress=progress()) as running:
+    with server.serving(chosen, folder, progress=progress(), headers=plan.headers) as running:
         fitted = endpoint.fitted(dataclasses.replace(plan, url=running.url, model=running.model))
         console.say(f"loading {running.url} ({running.model})")
         yield running, fitted

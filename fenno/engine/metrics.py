@@ -7,9 +7,10 @@ is their mean. A family that this version does not have is None: absent is not z
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from types import MappingProxyType
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -128,14 +129,16 @@ def parse(text: str) -> Metrics:
     return Metrics(**found)  # type: ignore[arg-type]
 
 
-def scrape(url: str, timeout: float = 2.0, ca_file: str | None = None) -> Metrics:
+def scrape(
+    url: str, timeout: float = 2.0, ca_file: str | None = None, headers: Mapping[str, str] = MappingProxyType({})
+) -> Metrics:
     """`Metrics` of the server at `url` (its root, such as http://127.0.0.1:8000), which has `timeout` seconds to answer.
     `ca_file`: the certificate authority of an https address.
 
     Raises `EngineError` (stage `load`) when it does not, or answers something else.
     """
     try:
-        text = http.call(url.rstrip("/") + "/metrics", timeout=timeout, ca_file=ca_file)
+        text = http.call(url.rstrip("/") + "/metrics", timeout=timeout, headers=headers, ca_file=ca_file)
     except http.Refused as error:
         raise EngineError(str(error), "is the engine still running? see its log", stage="load") from error
     return parse(text)

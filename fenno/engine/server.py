@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,7 +40,8 @@ _STAGES = (
 
 @dataclass
 class Server:
-    """A running engine. `url` has no trailing slash; `seconds` is how long the start took; `control` is its live control file."""
+    """A running engine. `url` has no trailing slash; `seconds` is how long the start took; `control` is its live control file;
+    `headers` go with every request to it."""
 
     recipe: Recipe
     url: str
@@ -50,6 +52,7 @@ class Server:
     child: process.Child | None = None
     catalogue: catalogue.Catalogue | None = None
     control: Path | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def log(self) -> Path:
@@ -86,16 +89,18 @@ def serving(
     progress: Progress = lambda _: None,
     grace: float = GRACE,
     rotate: tuple[int, int] | None = None,
+    headers: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Server]:
     """Have an engine for `recipe` while the block lasts: started here, or the one at `engine.url`.
 
     `flags` and `env` are laid over the recipe's; `folder` gets `engine.log`. `grace`: seconds between INT, TERM and KILL at the
     end of a server that is ready; at the default even one that hangs is gone within ten. `rotate`: as for `process.running`.
+    `headers`: what the server at `engine.url` wants with every request.
     Raises `EngineError` (stage `start`) with the cause when it does not get ready, and `RecipeError` before any start for a flag
     that this engine does not have.
     """
     if recipe.engine.url is not None:
-        with _attached(recipe, folder, progress, rotate) as server:
+        with _attached(recipe, folder, progress, rotate, headers) as server:
             yield server
         return
     ready = prepare(recipe, flags=flags, env=env, port=port, folder=folder, say=progress)
@@ -290,7 +295,8 @@ def served_model(server: Server) -> str:
     """The name to use in requests: the recipe's, or the first that the server lists."""
     if server.recipe.engine.served_model:
         return server.recipe.engine.served_model
-    listed = http.call_json(f"{server.url}/v1/models", key=server.key, ca_file=server.recipe.engine.ca_file).get("data") or []
+    ca_file = server.recipe.engine.ca_file
+    listed = http.call_json(f"{server.url}/v1/models", key=server.key, headers=server.headers, ca_file=ca_file).get("data") or []
     if not listed:
         raise EngineError(f"{server.url}/v1/models lists no model", "set `engine.served_model` in the recipe", stage="load")
     return str(listed[0]["id"])
@@ -304,13 +310,16 @@ def one_token(server: Server, timeout: float = 60.0) -> None:
     else:
         body, path = {"prompt": "a"}, "/v1/completions"  # type: ignore[dict-item]
     asked = {"model": server.model, "max_tokens": 1, **body}
-    http.call(f"{server.url}{path}", asked, timeout=timeout, key=server.key, ca_file=server.recipe.engine.ca_file)
+    ca_file = server.recipe.engine.ca_file
+    http.call(f"{server.url}{path}", asked, timeout=timeout, key=server.key, headers=server.headers, ca_file=ca_file)
 
 
 @contextlib.contextmanager
-def _attached(recipe: Recipe, folder: Path, progress: Progress, rotate: tuple[int, int] | None) -> Iterator[Server]:
+def _attached(
+    recipe: Recipe, folder: Path, progress: Progress, rotate: tuple[int, int] | None, headers: Mapping[str, str]
+) -> Iterator[Server]:
     """The server at `engine.url`, started and stopped by the recipe's own commands where it has them."""
-    server = Server(recipe, str(recipe.engine.url).rstrip("/"), "", folder)
+    server = Server(recipe, str(recipe.engine.url).rstrip("/"), "", folder, headers=headers)
     with contextlib.ExitStack() as stack:
         starter = None
         if recipe.engine.start:

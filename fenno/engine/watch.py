@@ -170,7 +170,7 @@ def look(server: Server, timeout: float = 5.0) -> Sample:
     """One sample. A server that does not answer, or has no /metrics, is a finding and no error; so is one that has died."""
     began = time.monotonic()
     try:
-        found, error = metrics.scrape(server.url, timeout, server.recipe.engine.ca_file), ""
+        found, error = metrics.scrape(server.url, timeout, server.recipe.engine.ca_file, server.headers), ""
     except EngineError as failure:
         found, error = Metrics(), str(failure)
     # The figures are of a moment between the question and the answer.
