@@ -1,18 +1,24 @@
-"""`fenno.kv.ContiguousCache` beside the caches of transformers, on small random models.
+"""`fenno.kv.ContiguousCache` beside the caches of transformers, on small random models, and what moves between two ranks.
 
 torch is there where a vLLM is: hence the marker. It is imported by no test without it.
 """
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fenno.errors import CacheError
+from fenno import process, recipe
+from fenno.errors import CacheError, EngineError
+from fenno.kv import measure, words
 
 pytestmark = pytest.mark.engine
 
+HERE = Path(__file__).parent
 BAR = 1e-5
 VOCABULARY = 128
 ANSWER = 256
@@ -259,3 +265,29 @@ def test_a_compiled_step_is_one_graph_for_any_length(models: dict[str, Any], nam
     assert (torch.stack(logits[:40]) - torch.stack(logits[40:])).abs().max().item() <= BAR
     # The second length makes it a variable, and a window that is full another kind of step: after that nothing is compiled.
     assert graphs[-1] == graphs[-20] <= 4
+
+
+def test_a_cache_and_a_step_go_from_rank_to_rank_and_all_ranks_gather_each_others() -> None:
+    child = process.run([sys.executable, str(HERE / "kv_ranks.py")], timeout=300, env={"PYTHONPATH": str(HERE.parent)})
+    line = next((line for line in child.stdout.splitlines() if line.startswith("ranks:")), None)
+    assert line, child.stderr[-4000:]
+    first, second = json.loads(line.removeprefix("ranks:"))
+    gathers = {f"all-gather torch.{name}": True for name in ("float32", "bfloat16", "float16")}
+    assert first == {"layers": True, **gathers}
+    assert second == {"cache": True, "step": True, "next logits": True, "layers": True, **gathers}
+
+
+def test_transfers_are_timed_under_the_engines_interpreter_and_say_that_no_gpu_took_part() -> None:
+    chosen = recipe.load(recipe.find("cpu-small"))
+    model = {"layers": 3, "kv_heads": 2, "head_size": 16, "cache_dtype": "bfloat16"}
+    found = measure.transfers(chosen, model, batch=2, tokens=8)
+    token = 2 * 3 * 2 * 2 * 16 * 2
+    assert (found["backend"], found["device"], found["ranks"]) == ("gloo", "cpu", 2)
+    assert {(row["what"], row["bytes"]) for row in found["rows"]} == {("step", token), ("cache", 8 * token)}
+    assert {(row["layout"], row["messages"]) for row in found["rows"]} == {("one tensor", 1), ("a tensor a layer", 6)}
+    assert all(row["seconds"] > 0 and row["share"] > 0 for row in found["rows"])
+    title, rows = words.transfers(found)
+    assert "no GPUs" in title
+    assert len(rows) == len(found["rows"]) == 10
+    with pytest.raises(EngineError, match="the ranks ended early: .*no_such_type"):
+        measure.transfers(chosen, model | {"cache_dtype": "no_such_type"}, batch=2, tokens=8)

@@ -11,7 +11,9 @@ from fenno import console, errors
 from fenno.commands.given import JsonOption, RecipeArgument, choose
 from fenno.errors import UsageError
 
-group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Layout and block size of the KV cache: plan, apply, revert.")
+group = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Layout and block size of the KV cache: plan, apply, revert, bench."
+)
 
 
 @group.command("plan")
@@ -33,6 +35,26 @@ def tell_plan(made: dict[str, Any], *, as_json: bool) -> None:
         for line in words.lines(made):
             console.say(line)
     console.result(made)
+
+
+@group.command("bench")
+def patch_kv_bench(
+    recipe_name: RecipeArgument = None,
+    batch: Annotated[int, typer.Option(min=1, help="sequences in the cache")] = 8,
+    tokens: Annotated[int, typer.Option(min=1, help="tokens of each sequence")] = 256,
+    as_json: JsonOption = False,
+) -> None:
+    """Time one decode step's KV, and a whole cache, moved between two ranks of this host: as one tensor and layer by layer."""
+    from fenno import recipe
+    from fenno.kv import ask, measure, words
+
+    chosen = recipe.load(choose(recipe_name))
+    found = measure.transfers(chosen, ask.facts(chosen)["model"], batch, tokens)
+    if not as_json:
+        title, rows = words.transfers(found)
+        console.say(title)
+        console.table("KV cache moved", words.TRANSFER_HEADER, rows)
+    console.result(found)
 
 
 @group.command("apply")

@@ -167,6 +167,22 @@ class ContiguousCache(Cache):  # type: ignore[misc]
         """The block (2, layers, KV heads, batch, tokens, head size), None before the first keys. It is another after growing."""
         return self.block.tensor
 
+    def span(self, first: int = 0) -> torch.Tensor:
+        """A view of all layers' tokens from `first` on: (2, layers, KV heads, batch, tokens, head size). For `fenno.kv.transfer`.
+
+        Raises `CacheError` before the first keys.
+        """
+        if self.block.tensor is None:
+            raise CacheError("nothing is in this cache yet", "call the model with it first")
+        return self.block.tensor[..., first : self.get_seq_length(), :]
+
+    def append(self, part: torch.Tensor) -> None:
+        """Store what `span` gave elsewhere behind the tokens that are here. Raises `CacheError` as a step does."""
+        if part.shape[1] != len(self.layers):
+            raise CacheError(f"{part.shape[1]} layers came to a cache of {len(self.layers)}", "make it for the same model")
+        for index, layer in enumerate(self.layers):
+            layer.update(part[0, index].transpose(0, 1), part[1, index].transpose(0, 1))
+
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row of the batch `repeats` times, in a new block."""
         if self.block.tensor is not None:

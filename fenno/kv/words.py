@@ -68,3 +68,18 @@ def _illegal(name: str, backend: Mapping[str, Any]) -> list[str]:
         names = reasons.setdefault(why, [])
         names += [what] if what not in names else []
     return [f"{name} refuses {', '.join(what)}: {why}" for why, what in reasons.items()]
+
+
+TRANSFER_HEADER = ("moved", "layout", "how", "messages", "bytes", "time", "share of the link")
+
+
+def transfers(found: Mapping[str, Any]) -> tuple[str, list[tuple[str, ...]]]:
+    """The title and the rows of a benchmark of transfers."""
+    where = f"two GPUs ({found['device']})" if found["backend"] == "nccl" else "two processes on this host's CPU, no GPUs"
+    link = f"{size(found['link']['bytes_per_second'])}/s for a plain message of {size(found['link']['bytes'])}"
+    return f"between {where}, {found['backend']}, torch {found['torch']}: {link}", [_transfer(row) for row in found["rows"]]
+
+
+def _transfer(row: Mapping[str, Any]) -> tuple[str, ...]:
+    how = (row["what"], row["layout"], row["how"], str(row["messages"]), size(row["bytes"]))
+    return (*how, f"{row['seconds'] * 1e3:.3g} ms", f"{row['share']:.1%}")
