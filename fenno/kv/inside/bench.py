@@ -1,6 +1,7 @@
-"""Times a KV cache moved between two ranks of this host, under an engine's own interpreter; prints one line of JSON, the only one that begins with a brace.
+"""Times a KV cache moved between two ranks of this host, under an engine's own interpreter.
 
 usage: python bench.py '{"layers": 64, "heads": 8, "batch": 8, "tokens": 256, "size": 128, "dtype": "bfloat16"}'
+It prints one line of JSON, the only one that begins with a brace.
 Two GPUs over NCCL where there are two, else two processes over gloo. Standard library, torch and fenno's `kv/transfer.py` only.
 """
 
