@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fenno import __version__, console, errors
-from fenno.commands import compare, doctor, export, fa2, kv, load, models, patch, recipes, report, serve, study, tune
+from fenno.commands import compare, doctor, export, fa2, kv, load, models, patch, plan, recipes, report, serve, study, tune
 from fenno.errors import FennoError, Interrupted
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ app.command()(serve.serve)
 app.command()(serve.status)
 app.command()(serve.stop)
 app.command()(serve.rollback)
+app.command()(plan.plan)
 app.command()(export.export)
 app.command()(doctor.explain)
 app.command("build-fa2")(fa2.build_fa2)

@@ -9,27 +9,29 @@ from typing import Any
 
 from fenno.doctor.facts import Model
 from fenno.engine.command import DUMMY
-from fenno.engine.dummy import SHAPES
+from fenno.engine.dummy import SHAPES, files
+from fenno.plan import shape
 from fenno.recipe import Recipe
 
 # The pointer that Git LFS leaves where a file was not fetched.
 POINTER = b"version https://git-lfs"
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "tokenizer.tok.json", "vocab.json", "tekken.json")
-GROK = {
-    "architectures": ["Grok1ForCausalLM"],
-    "num_hidden_layers": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "attn_logit_softcapping": 30.0,
-    "torch_dtype": "bfloat16",
-}
-# Models that a recipe of fenno's names and nobody has at hand: their public configs, and the bytes of their files.
-KNOWN: Mapping[str, tuple[Mapping[str, Any], int]] = {
-    "xai-org/grok-2": (
-        {**GROK, "hidden_size": 8192, "num_attention_heads": 64, "max_position_embeddings": 131072},
-        539_000_000_000,
-    ),
+GROK = {"num_hidden_layers": 64, "num_key_value_heads": 8, "head_dim": 128, "num_experts_per_tok": 2, "vocab_size": 131072}
+# Models that recipes of fenno's name and few people have at hand: what their published configs say of sizes.
+KNOWN: Mapping[str, Mapping[str, Any]] = {
+    "xai-org/grok-2": {
+        **GROK,
+        **{"architectures": ["Grok1ForCausalLM"], "model_type": "git", "torch_dtype": "bfloat16", "attn_logit_softcapping": 30.0},
+        **{"hidden_size": 8192, "num_attention_heads": 64, "num_local_experts": 8, "moe_intermediate_size": 16384},
+        **{"residual_moe": True, "intermediate_size": 32768, "max_position_embeddings": 131072, "tie_word_embeddings": False},
+    },
+    "hpcai-tech/grok-1": {
+        **GROK,
+        **{"architectures": ["Grok1ModelForCausalLM"], "model_type": "grok-1", "torch_dtype": "bfloat16", "max_attn_value": 30.0},
+        **{"hidden_size": 6144, "num_attention_heads": 48, "num_experts": 8, "intermediate_size": 32768},
+        **{"max_position_embeddings": 8192, "tie_word_embeddings": True},
+    },
 }
 
 
@@ -39,12 +41,13 @@ def model(recipe: Recipe, hub: Path) -> Model | None:
     if name is None:
         return None
     if name.startswith(DUMMY):
-        shape = SHAPES.get(name.removeprefix(DUMMY), {})
-        return Model(name, shape, local=True, weights=parameters(shape) * width(str(shape.get("torch_dtype"))), dummy=True)
+        found = SHAPES.get(name.removeprefix(DUMMY))
+        config = files(found)["config.json"] if found else {}
+        return Model(name, config, local=True, weights=size(config), dummy=True)
     folder = Path(name) if Path(name).is_dir() else snapshot(hub, name)
     if folder is None:
-        config, weights = KNOWN.get(name, ({}, None))
-        return Model(name, config, local=False, weights=weights)
+        known = KNOWN.get(name, {})
+        return Model(name, known, local=False, weights=size(known) or None)
     return read(name, folder)
 
 
@@ -65,15 +68,15 @@ def read(name: str, folder: Path) -> Model:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except OSError:
         config = {}
-    files = [path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))]
+    there = [path for pattern in WEIGHTS for path in sorted(folder.glob(pattern))]
     wanted = shards(folder)
     return Model(
         name,
         {**config, **(config.get("text_config") or {})},
         local=True,
-        weights=sum(path.stat().st_size for path in files) or None,
-        pointers=tuple(path.name for path in files if path.stat().st_size < 1024 and path.read_bytes().startswith(POINTER)),
-        absent=tuple(sorted(wanted - {path.name for path in files})),
+        weights=sum(path.stat().st_size for path in there) or None,
+        pointers=tuple(path.name for path in there if path.stat().st_size < 1024 and path.read_bytes().startswith(POINTER)),
+        absent=tuple(sorted(wanted - {path.name for path in there})),
         tokenizer=any((folder / file).is_file() for file in TOKENIZERS),
     )
 
@@ -87,19 +90,9 @@ def shards(folder: Path) -> set[str]:
     return set(index.get("weight_map", {}).values())
 
 
-def parameters(config: Mapping[str, Any]) -> int:
-    """Roughly the parameters of a decoder with gated experts or one gated feed-forward, embeddings counted twice unless tied."""
-    if not config:
-        return 0
-    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
-    head = config.get("head_dim") or hidden // config["num_attention_heads"]
-    attention = hidden * head * (2 * config["num_attention_heads"] + 2 * config["num_key_value_heads"])
-    experts = config.get("num_local_experts") or config.get("num_experts") or 1
-    expert = config.get("moe_intermediate_size") or config["intermediate_size"]
-    feed = 3 * hidden * expert * experts + hidden * (experts if experts > 1 else 0)
-    if config.get("residual_moe"):
-        feed += 3 * hidden * config["intermediate_size"]
-    return int(layers * (attention + feed) + 2 * hidden * config.get("vocab_size", 0))
+def size(config: Mapping[str, Any]) -> int:
+    """Bytes of the weights that a config describes, as its dtype has them."""
+    return shape.read(config).parameters * width(str(config.get("torch_dtype"))) if config else 0
 
 
 def width(dtype: str) -> int:

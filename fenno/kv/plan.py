@@ -141,11 +141,12 @@ def mean_tokens(recipe: Recipe) -> float | None:
     if workload.trace or workload.prompts or workload.turns != 1 or not workload.classes:
         return None
     total = sum(cls.share for cls in workload.classes)
-    tokens = sum(cls.share * (_mean(cls.prompt_tokens) + _mean(cls.output_tokens)) for cls in workload.classes) / total
+    tokens = sum(cls.share * (mean(cls.prompt_tokens) + mean(cls.output_tokens)) for cls in workload.classes) / total
     return round(tokens, 1)
 
 
-def _mean(tokens: int | tuple[int, int] | Lengths) -> float:
+def mean(tokens: int | tuple[int, int] | Lengths) -> float:
+    """The mean of what a recipe says of lengths."""
     if isinstance(tokens, Lengths):
         return tokens.mean
     return sum(tokens) / 2 if isinstance(tokens, tuple) else float(tokens)

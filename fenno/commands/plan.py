@@ -1,0 +1,117 @@
+"""`fenno plan`: will it fit, before anything is downloaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fenno import console, errors
+from fenno.commands.given import JsonOption, choose
+from fenno.errors import UsageError
+
+if TYPE_CHECKING:
+    from fenno.plan.gpus import Device
+    from fenno.recipe import Recipe
+
+Flags = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--flag", metavar="NAME=VALUE", help="a `vllm serve` flag over the recipe's: quantization=fp8; as often as needed"
+    ),
+]
+
+
+def plan(
+    what: Annotated[
+        str | None, typer.Argument(metavar="[RECIPE|DIR|HUB_ID]", help="a recipe, a folder with a config.json, a model")
+    ] = None,
+    gpus: Annotated[int | None, typer.Option(min=0, help="how many; 0: a CPU; default: what recipe and flags say")] = None,
+    gpu_type: Annotated[
+        str | None, typer.Option(help="H100, H200, B200, A100-80G, L40S, RTX4090, ... or CPU; default: this host's")
+    ] = None,
+    flag: Flags = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say whether a model fits on so many GPUs, how many sequences beside it, and how fast it can be at best."""
+    from fenno.plan import make, words
+
+    chosen = flagged(wanted(what), flag)
+    config, files = model_config(chosen)
+    device, count = hardware(chosen, gpus, gpu_type)
+    made = make.make(chosen, config, device, count, files)
+    if not as_json:
+        console.say(words.title(made))
+        console.table("memory", words.HEADER, words.rows(made))
+        for line in words.lines(made):
+            console.say(line)
+    console.result(made)
+    raise typer.Exit(errors.OK if made["fits"] else errors.INFEASIBLE)
+
+
+def wanted(what: str | None) -> Recipe:
+    """The recipe that was named, or one of a model alone: a folder, `dummy:NAME`, a Hub id."""
+    from fenno import recipe
+
+    if what is None or what in recipe.embedded() or Path(what).is_file():
+        return recipe.load(choose(what))
+    if Path(what).is_dir() or "/" in what or what.startswith("dummy:"):
+        return recipe.Recipe.model_validate({"name": "plan", "engine": {"model": what}})
+    return recipe.load(recipe.find(what))  # says what there is
+
+
+def flagged(chosen: Recipe, flags: list[str] | None) -> Recipe:
+    """The recipe with flags laid over its own. Raises `UsageError` for what is no NAME=VALUE."""
+    import yaml
+
+    pairs = [text.removeprefix("--").partition("=") for text in flags or ()]
+    wrong = next((name for name, sign, value in pairs if not (name and sign and value)), None)
+    if wrong is not None:
+        raise UsageError(f"--flag {wrong!r} has no value", "write it as NAME=VALUE: --flag quantization=fp8")
+    more = {name: yaml.safe_load(value) for name, _, value in pairs}
+    engine = chosen.engine.model_copy(update={"flags": {**chosen.engine.flags, **more}})
+    return chosen.model_copy(update={"engine": engine})
+
+
+def model_config(chosen: Recipe) -> tuple[dict[str, Any], int | None]:
+    """The config of the recipe's model, and the bytes of its weights where they are here. Nothing is downloaded.
+
+    Raises `UsageError` where there is no config on this host.
+    """
+    import os
+
+    from fenno.doctor import hostfacts, modelfacts
+
+    try:
+        found = modelfacts.model(chosen, Path(hostfacts.places(os.environ)["Hub cache"]))
+    except ValueError as error:
+        raise UsageError(f"the config.json of {chosen.engine.model} is no JSON: {error}") from error
+    if found is None:
+        raise UsageError("this recipe names a server that runs already: what it serves is not known", "give a model")
+    if not found.config:
+        name = chosen.engine.model
+        hint = f"get the config alone, a few kB: hf download {name} config.json" if "/" in str(name) else "give its folder"
+        raise UsageError(f"there is no config.json of {name} on this host", hint)
+    return dict(found.config), found.weights if found.local and not found.dummy else None
+
+
+def hardware(chosen: Recipe, gpus: int | None, kind: str | None) -> tuple[Device, int]:
+    """What it is to run on, and how many of these (0: a CPU). Raises `UsageError` where that is not said and not here."""
+    from fenno import machine
+    from fenno.plan import fit
+    from fenno.plan.gpus import Device, like, named
+
+    host = chosen.host
+    nothing_said = gpus is None and kind is None
+    if gpus == 0 or (kind or "").upper() == "CPU" or (nothing_said and "gpus" in host.model_fields_set and not host.gpus):
+        return Device("CPU", machine.memory_limit()), 0
+    count = gpus or max(host.gpus, fit.ranks(chosen.engine.flags))
+    if kind:
+        return named(kind), count
+    here, note = machine.read_gpus()
+    if here:
+        return like(here[0].name, here[0].memory), count
+    if host.gpu_memory:
+        return Device(f"GPU of {host.gpu_memory / 2**30:.0f} GiB", host.gpu_memory), count
+    raise UsageError(f"there is no GPU here ({note})", "name one: --gpu-type H100, or --gpu-type CPU")

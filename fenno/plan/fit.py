@@ -1,0 +1,253 @@
+"""Weights, KV cache and the rest on the fullest GPU, as arithmetic: what fits, as the engine reckons it when it starts."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fenno.errors import UsageError
+from fenno.plan.gpus import GIB, Device
+from fenno.plan.shape import Config, Shape
+
+# The share of a GPU that vLLM takes unless told, its block, and the sequences and tokens of a step (0.24 to 0.32).
+UTILIZATION, BLOCK = 0.92, 16
+# Allowances, from the starts that docs/plan.md names: what libraries keep on one GPU, what ranks of several GPUs keep besides,
+# captured CUDA graphs, the sampler's copies of a logit (one of 16 bits, three of 32), and the process on a CPU.
+KEPT, RANKS, GRAPHS, SAMPLER, PROCESS = int(0.35 * GIB), int(1.8 * GIB), int(0.5 * GIB), 14, 1 * GIB
+# Bits of a weight and its scales, by the method's name: four bits in groups of 128 with a scale of 16 bits (and a zero of 4).
+BITS = {
+    **{"fp8": 8, "fbgemm_fp8": 8, "modelopt": 8, "experts_int8": 8, "awq": 4.16, "gptq": 4.16, "awq_marlin": 4.16},
+    **{"gptq_marlin": 4.16, "moe_wna16": 4.16, "bitsandbytes": 4.5, "mxfp4": 4.25, "modelopt_fp4": 4.5},
+}
+PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+WIDTHS = {"float32": 4, "float": 4}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a model is cut and kept. `dtype`, `kv`: bytes of a number in the layers and in the cache; `bits`: of a quantised weight;
+    `reserved`: bytes of cache that were asked for, None where it takes what is left."""
+
+    tp: int
+    pp: int
+    dp: int
+    dcp: int
+    dtype: int
+    bits: float
+    kv: int
+    block: int
+    longest: int
+    budget: int
+    sequences: int
+    share: float
+    graphs: bool
+    reserved: int | None = None
+
+    @property
+    def gpus(self) -> int:
+        return self.tp * self.pp * self.dp
+
+
+def setting(flags: Mapping[str, Any], env: Mapping[str, str], config: Config, shape: Shape, device: Device, gpus: int) -> Setting:
+    """What the flags of `vllm serve` make of it on so many GPUs (0: a CPU); without parallel flags the heads are cut.
+
+    Raises `UsageError` for a layout that does not come to so many GPUs, heads that cannot be cut so, and a context too long.
+    """
+
+    def number(name: str, default: int) -> int:
+        return int(str(flags[name])) if flags.get(name) is not None else default
+
+    tp, pp, dp = _layout(flags, shape, max(gpus, 1))
+    dtype = WIDTHS.get(str(flags.get("dtype")), 2)  # without a flag vLLM makes 16 bits of float32
+    longest = number("max-model-len", shape.longest)
+    if longest > shape.longest and shape.positions != "ALiBi":
+        raise UsageError(f"max-model-len {longest}, and the model has {shape.longest} positions", "lower it")
+    asked = str(flags.get("kv-cache-dtype") or "auto")
+    budget, sequences = usual(device, gpus)
+    space = env.get("VLLM_CPU_KVCACHE_SPACE", "") if gpus == 0 else ""
+    reserved = number("kv-cache-memory-bytes", int(space) * GIB if space.isdigit() else 0)
+    return Setting(
+        **{"tp": tp, "pp": pp, "dp": dp, "dcp": number("decode-context-parallel-size", 1)},
+        dtype=dtype,
+        bits=bits(str(flags.get("quantization") or ""), config, dtype),
+        kv=1 if "fp8" in asked or "int8" in asked else dtype,
+        block=number("block-size", BLOCK),
+        longest=longest,
+        budget=number("max-num-batched-tokens", budget),
+        sequences=number("max-num-seqs", sequences),
+        share=float(flags.get("gpu-memory-utilization") or UTILIZATION),
+        graphs=gpus > 0 and flags.get("enforce-eager") is not True,
+        reserved=reserved or None,
+    )
+
+
+def ranks(flags: Mapping[str, Any]) -> int:
+    """How many GPUs the parallel flags ask for."""
+    return math.prod(int(str(flags.get(name) or 1)) for name in PARALLEL)
+
+
+def _layout(flags: Mapping[str, Any], shape: Shape, gpus: int) -> tuple[int, int, int]:
+    tp, pp, dp = (int(str(flags.get(name) or 1)) for name in PARALLEL)
+    if not any(flags.get(name) for name in PARALLEL):
+        tp = next(size for size in range(gpus, 0, -1) if gpus % size == 0 and shape.heads % size == 0)
+        pp = gpus // tp
+    if tp * pp * dp != gpus:
+        raise UsageError(f"the flags cut the model for {tp * pp * dp} GPU(s), and there are {gpus}", f"--gpus {tp * pp * dp}")
+    if shape.heads % tp or pp > shape.layers:
+        raise UsageError(f"{shape.heads} heads in {shape.layers} layers cannot be cut for {tp} x {pp} ranks", "another layout")
+    return tp, pp, dp
+
+
+def bits(flag: str, config: Config, dtype: int) -> float:
+    """Bits of a weight in the layers. Raises `UsageError` for a quantisation that is not known here."""
+    declared = {**config, **(config.get("text_config") or {})}.get("quantization_config") or {}
+    method = flag or str(declared.get("quant_method") or "")
+    groups = list((declared.get("config_groups") or {}).values())
+    bits = declared.get("bits") or declared.get("w_bit") or (groups[0]["weights"]["num_bits"] if groups else None)
+    if not method:
+        return 8 * dtype
+    if declared.get("load_in_8bit"):
+        return 8
+    if bits:
+        return float(bits) if bits >= 8 else bits + 0.16
+    if method not in BITS:
+        raise UsageError(f"how many bits a weight has under {method} is not known here", f"known are {', '.join(BITS)}")
+    return BITS[method]
+
+
+def usual(device: Device, gpus: int) -> tuple[int, int]:
+    """Tokens and sequences of a step that vLLM's server takes unless told, by the GPU's memory."""
+    if gpus == 0:
+        return 2048, 128
+    if device.memory < 70 * GIB or device.name.startswith("A100"):
+        return 2048, 256
+    return (16384 if device.memory >= 160 * GIB else 8192), 1024
+
+
+def weights(shape: Shape, at: Setting) -> dict[str, int]:
+    """Bytes of each part on the fullest GPU: of several stages one that has a whole share of the layers, and the embedding."""
+    ways = {"tp": at.tp, "kv": min(at.tp, shape.kv_heads), "experts": at.tp * at.dp, "whole": 1}
+    stage = -(-shape.layers // at.pp) / shape.layers
+    found = {}
+    for part in shape.parts:
+        outside = part.name in ("embedding", "head", "positions")
+        if at.pp > 1 and part.name == "head":
+            continue  # on the last stage, the embedding on the first
+        bits = at.bits if part.quantised else 8 * at.dtype
+        found[part.name] = round(part.numbers * (1 if outside else stage) / ways[part.cut] * bits / 8)
+    return found
+
+
+def token(shape: Shape, at: Setting) -> int:
+    """Bytes that one layer keeps of a token on one rank."""
+    if shape.latent:
+        return shape.latent * at.kv  # not cut by heads: each rank has all of it
+    return 2 * max(1, shape.kv_heads // at.tp) * shape.head * at.kv
+
+
+def cache(shape: Shape, at: Setting, room: int) -> tuple[int, float]:
+    """Bytes that one sequence of full length takes at most, and how many of these fit into so many bytes.
+
+    As vLLM does it: blocks of one size for all kinds of layers, each kind in groups of as many layers, the last one padded.
+    """
+    kinds = {window: -(-count // at.pp) for window, count in Counter(shape.windows).items()}
+    least, most = min(kinds.values()), max(kinds.values())
+    size = most if most < 1.5 * least else least
+    blocks = sum(-(-count // size) * _blocks(window, at) for window, count in kinds.items())
+    page = size * token(shape, at) * at.block
+    return blocks * page, max(room // page, 0) / blocks
+
+
+def _blocks(window: int, at: Setting) -> int:
+    whole = -(-at.longest // (at.dcp * at.block))
+    # A window holds its own tokens and those of the step, and need not begin where a block does.
+    return -(-min(window - 1 + at.budget, at.longest) // at.block) + 1 if window else whole
+
+
+def rest(shape: Shape, at: Setting, gpus: int) -> dict[str, int]:
+    """What else the fullest GPU holds, as allowances in bytes. The sampler begins when the layers are through: the greater counts,
+    beside the experts' workspaces, which stay."""
+    if gpus == 0:
+        return {"process": PROCESS}
+    each = at.budget * at.dtype
+    between = each * (shape.cut // at.tp + shape.whole)
+    sampling = at.sequences * shape.vocab * SAMPLER + each * shape.hidden
+    forward = 2 * each * shape.hidden + (0 if shape.experts else between)
+    return {
+        "activations": max(forward, sampling) + (between if shape.experts else 0),
+        "CUDA graphs": GRAPHS if at.graphs else 0,
+        "libraries": KEPT + (RANKS if at.gpus > 1 else 0),
+    }
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What it comes to on the fullest GPU, in bytes. `room`: for the cache; `sequence`: the most that one of full length takes;
+    `sequences`: of full length that fit at once; `lacks`: bytes, 0 where it fits."""
+
+    limit: int
+    weights: Mapping[str, int]
+    rest: Mapping[str, int]
+    room: int
+    sequence: int
+    sequences: float
+    lacks: int
+
+    @property
+    def fits(self) -> bool:
+        return self.lacks == 0
+
+
+def fit(shape: Shape, at: Setting, device: Device, gpus: int) -> Fit:
+    """Whether weights, allowances and one sequence of full length have room in the engine's share of the memory."""
+    held, also = weights(shape, at), rest(shape, at, gpus)
+    limit = int(device.memory * (at.share if at.reserved is None else 1))
+    left = limit - sum(held.values()) - sum(also.values())
+    room = left if at.reserved is None else at.reserved
+    sequence, sequences = cache(shape, at, room)
+    lacks = max(sequence - room, 0) if sequences < 1 else 0
+    return Fit(limit, held, also, room, sequence, sequences, max(lacks, room - left if at.reserved is not None else 0, 0))
+
+
+def ways(shape: Shape, at: Setting, device: Device, gpus: int) -> list[str]:
+    """What would make it fit, each alone, in flags; the first that cost no quality."""
+
+    def good(**changed: Any) -> bool:
+        other = replace(at, **changed)
+        return fit(shape, other, device, other.gpus if gpus else 0).fits
+
+    found = []
+    shorter = _longest(shape, at, device, gpus)
+    if shorter:
+        found.append(f"max-model-len {shorter} (now {at.longest})")
+    smaller = next((size for size in (8192, 4096, 2048, 1024, 512) if size < at.budget and good(budget=size)), None)
+    if gpus and smaller:
+        found.append(f"max-num-batched-tokens {smaller} (now {at.budget})")
+    fewer = next((size for size in (512, 256, 128, 64, 32) if size < at.sequences and good(sequences=size)), None)
+    if gpus and fewer:
+        found.append(f"max-num-seqs {fewer} (now {at.sequences})")
+    if gpus and at.share < 0.95 and at.reserved is None and good(share=0.95):
+        found.append(f"gpu-memory-utilization 0.95 (now {at.share:g})")
+    more = next((tp for tp in (2, 4, 8, 16, 32) if tp > at.tp and shape.heads % tp == 0 and good(tp=tp)), None)
+    if gpus and more:
+        found.append(f"tensor-parallel-size {more} (now {at.tp}): {more * at.pp * at.dp} such GPUs")
+    if at.kv > 1 and good(kv=1):
+        found.append("kv-cache-dtype fp8: it changes answers a little")
+    for bits, what in ((8, "weights in FP8 (quantization fp8, or another checkpoint)"), (4.16, "a checkpoint of four bits")):
+        if at.bits > bits and good(bits=bits):
+            found.append(f"{what}: it changes answers")
+            break
+    return found
+
+
+def _longest(shape: Shape, at: Setting, device: Device, gpus: int) -> int | None:
+    """The longest context that fits, in steps of a block; None where not even 256 tokens do."""
+    low, high = 0, at.longest // at.block
+    while low < high:
+        middle = (low + high + 1) // 2
+        good = fit(shape, replace(at, longest=middle * at.block), device, gpus).fits
+        low, high = (middle, high) if good else (low, middle - 1)
+    return low * at.block if 256 <= low * at.block < at.longest else None

@@ -1,0 +1,153 @@
+"""One plan as it is asked for: a recipe, its model's config and a device in, a document out. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fenno.errors import BuildError, UsageError
+from fenno.fa2 import need
+from fenno.kv.plan import mean
+from fenno.plan import fit, roofline
+from fenno.plan import shape as shapes
+from fenno.plan.fit import Fit, Setting
+from fenno.plan.gpus import Device
+from fenno.plan.shape import Config, Shape
+from fenno.recipe import Recipe
+from fenno.tune import memory
+
+LEFT_OUT = (
+    "norms and biases; towers for images and sound; drafts of speculative decoding; LoRA; the index of sparse attention; "
+    "other processes on the GPU"
+)
+
+
+def make(recipe: Recipe, config: Config, device: Device, gpus: int, files: int | None = None) -> dict[str, Any]:
+    """The plan of a recipe on so many GPUs of a kind (0: a CPU). `files`: bytes of the weights on disk, where they are here.
+
+    Raises `UsageError` for a model or a layout that cannot be reckoned with.
+    """
+    shape = shapes.read(config)
+    flags = _flags(recipe, device, gpus)
+    at = fit.setting(flags, recipe.engine.env, config, shape, device, gpus)
+    found = fit.fit(shape, at, device, gpus)
+    prompt, answer = lengths(recipe)
+    batch = _sequences(at, found, prompt + answer)
+    return {
+        "model": recipe.engine.model,
+        "device": {"name": device.name, "memory": device.memory, "count": gpus},
+        "layout": {"tensor": at.tp, "pipeline": at.pp, "data": at.dp, "context": at.dcp},
+        "parameters": {"all": shape.parameters, "computing": shape.computing},
+        "bits": {"weights": at.bits, "cache": 8 * at.kv},
+        "limit": found.limit,
+        "weights": dict(found.weights),
+        "rest": dict(found.rest),
+        "cache": _cache(shape, at, found),
+        "fits": found.fits,
+        "lacks": found.lacks,
+        "ways": [] if found.fits else fit.ways(shape, at, device, gpus),
+        "request": {"prompt": prompt, "answer": answer},
+        "bounds": _bounds(shape, at, device, batch, prompt, answer) if found.fits else {},
+        "knobs": _knobs(flags, at, batch, gpus) if found.fits else {},
+        "notes": [*notes(shape, at, config, str(recipe.engine.model)), *_unknown(recipe), *_files(shape, config, files)],
+        "left_out": LEFT_OUT,
+    }
+
+
+def _flags(recipe: Recipe, device: Device, gpus: int) -> dict[str, Any]:
+    """The recipe's flags, and the share of a GPU that its memory target leaves."""
+    flags, target = dict(recipe.engine.flags), recipe.targets.memory
+    if not gpus or target is None or {memory.FLAG, memory.OTHER} & {*flags}:
+        return flags
+    left = memory.leaves(target, device.memory * gpus)
+    if left <= 0:
+        raise UsageError(f"a memory target of {target:g} leaves an engine no memory", "give more, such as --max-memory 85%")
+    return {**flags, memory.FLAG: min(left, fit.UTILIZATION)}
+
+
+def lengths(recipe: Recipe) -> tuple[float, float]:
+    """Tokens of prompt and answer, on average over the recipe's classes."""
+    classes = recipe.workload.classes
+    whole = sum(each.share for each in classes) or 1.0
+    prompt = sum(each.share * mean(each.prompt_tokens) for each in classes) / whole
+    return round(prompt, 1), round(sum(each.share * mean(each.output_tokens) for each in classes) / whole, 1)
+
+
+def _sequences(at: Setting, found: Fit, length: float) -> int:
+    """How many sequences to begin with: as many of the recipe's requests as the cache holds, and no more than the engine runs."""
+    most = int(found.sequences * at.longest / max(min(length, at.longest), 1))
+    most = max(min(most, at.sequences), 1)
+    return most - most % 8 if most > 16 else most
+
+
+def _cache(shape: Shape, at: Setting, found: Fit) -> dict[str, Any]:
+    return {
+        "token": fit.token(shape, at) * -(-shape.layers // at.pp),
+        "room": found.room,
+        "sequence": found.sequence,
+        "sequences": round(found.sequences, 2),
+        "tokens": int(found.sequences * at.longest),
+        "longest": at.longest,
+    }
+
+
+def _bounds(shape: Shape, at: Setting, device: Device, batch: int, prompt: float, answer: float) -> dict[str, Any]:
+    """Bounds of a step for one sequence and for `batch` of them half-way through their answers, and of a prompt."""
+    found = {
+        "prompt": roofline.prefill(shape, at, device, prompt),
+        "one": roofline.decode(shape, at, device, 1, prompt + answer / 2),
+        "many": roofline.decode(shape, at, device, batch, prompt + answer / 2),
+    }
+    return {name: {"seconds": it.seconds, "rate": it.rate, "by": it.by} for name, it in found.items() if it} | {"batch": batch}
+
+
+def _knobs(flags: Mapping[str, Any], at: Setting, batch: int, gpus: int) -> dict[str, Any]:
+    """The first guess, in flags; `fenno tune` goes on from there."""
+    sizes = {"tensor-parallel-size": at.tp, "pipeline-parallel-size": at.pp, "data-parallel-size": at.dp}
+    share = {memory.FLAG: at.share} if gpus and at.reserved is None else {}
+    return {
+        **{name: size for name, size in sizes.items() if size > 1},
+        **share,
+        "max-model-len": at.longest,
+        "max-num-seqs": batch,
+        "max-num-batched-tokens": at.budget,
+    }
+
+
+def notes(shape: Shape, at: Setting, config: Config, name: str) -> list[str]:
+    """What is true of this model and not of all, and what does not apply to it."""
+    said = []
+    if shape.positions == "ALiBi":
+        said.append("ALiBi positions: nothing of RoPE applies (base, scaling); FlashAttention only in builds that keep ALiBi")
+    if shape.positions == "learned":
+        said.append("learned positions: nothing of RoPE applies (base, scaling), and no context beyond what was learned")
+    if shape.latent:
+        said.append("latent attention: the cache is not cut by heads, every tensor-parallel rank keeps all of it")
+    elif at.tp > shape.kv_heads:
+        said.append(f"{shape.kv_heads} KV head(s) on {at.tp} ranks: each is kept {at.tp // shape.kv_heads} times")
+    slides = sum(window > 0 for window in shape.windows)
+    if slides:
+        said.append(f"{slides} of {shape.layers} layers keep a window of {max(shape.windows)} tokens, besides those of a step")
+    try:
+        need.of(config, name)
+    except (BuildError, UsageError) as error:
+        said.append(f"`fenno build-fa2` does not apply: {error}")
+    return said
+
+
+def _unknown(recipe: Recipe) -> list[str]:
+    """Where the requests' lengths are not those of the recipe's classes."""
+    workload = recipe.workload
+    if not (workload.trace or workload.prompts or workload.turns != 1):
+        return []
+    return ["how long this recipe's requests are shows when they are sent: reckoned with its classes, or the usual mix"]
+
+
+def _files(shape: Shape, config: Config, files: int | None) -> list[str]:
+    """Whether the files on disk are as large as the arithmetic says."""
+    if not files:
+        return []
+    width = fit.WIDTHS.get(shape.dtype, 2)
+    bits = fit.bits("", config, width)
+    told = sum(part.numbers * (bits / 8 if part.quantised else width) for part in shape.parts)
+    return [] if abs(files / told - 1) < 0.03 else [f"the files have {files / 1e9:.1f} GB and the arithmetic {told / 1e9:.1f} GB"]
