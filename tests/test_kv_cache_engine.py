@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,17 @@ MODELS: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 4, "sliding_window": None},
     "Gemma2": {"head_dim": 16, "sliding_window": 32},
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """On a busy host several threads wait for each other at every one of a small model's many small steps."""
+    import torch
+
+    usual = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(usual)
 
 
 @pytest.fixture(scope="module")
