@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from fenno import machine
-from fenno.commands.plan import hardware
+from fenno import recipe as recipes
+from fenno.commands.plan import hardware, model_config
+from fenno.engine import dummy
 from fenno.errors import UsageError
 from fenno.machine import Gpu
-from fenno.plan import fit, gpus, make, roofline, shape
+from fenno.plan import fit, gpus, known, make, roofline, shape
 from fenno.plan.fit import Fit, Setting
 from fenno.recipe import Recipe
 
@@ -89,6 +91,28 @@ def test_parameters_are_those_that_are_published(name: str) -> None:
     assert computing is None or found.computing == pytest.approx(computing, rel=0.01)
 
 
+# Parameters that the makers publish of the models in fenno's own recipes.
+NAMED = {
+    **{"xai-org/grok-2": 269.5e9, "hpcai-tech/grok-1": 314e9, "meta-llama/Meta-Llama-3-70B-Instruct": 70.6e9},
+    **{"Qwen/Qwen2-72B-Instruct": 72.7e9, "Qwen/Qwen2.5-7B-Instruct": 7.62e9, "deepseek-ai/DeepSeek-V2-Chat": 236e9},
+}
+
+
+def test_every_recipe_of_fennos_own_can_be_planned_without_a_file_and_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", "/none")
+    monkeypatch.setattr(machine, "read_gpus", lambda: ((), "no driver"))
+    chosen = {name: recipes.load(path) for name, path in recipes.embedded().items()}
+    own = {each.engine.model for each in chosen.values()} - {None} - {f"dummy:{name}" for name in dummy.SHAPES}
+    assert own == set(known.KNOWN) == set(NAMED)
+    assert {name: shape.read(known.KNOWN[name]).parameters for name in NAMED} == pytest.approx(NAMED, rel=0.01)
+    del chosen["grok-article-a100x8"]  # it leaves the model its whole context, for which 80 GB are too little by a hair
+    for name, each in chosen.items():
+        device, count = hardware(each, None, None)
+        assert make.make(each, model_config(each)[0], device, count)["fits"], name
+
+
 def at(config: Config, kind: str = "H100", count: int = 1, env: dict[str, str] | None = None, **flags: Any) -> tuple[Setting, Fit]:
     """The setting and the fit of a config on so many GPUs of a kind, with flags of `vllm serve` (their dashes written as _)."""
     device = gpus.Device("CPU", 16 * GIB) if kind == "CPU" else gpus.named(kind)
@@ -120,6 +144,16 @@ def test_on_a_cpu_the_tokens_are_those_of_the_engines_own_line() -> None:
     small = sizes(256, 4, 8, 1, 512, 320, 4096, head_dim=32, num_local_experts=8, num_experts_per_tok=2)
     setting, found = at(small, "CPU", env={"VLLM_CPU_KVCACHE_SPACE": "1"}, dtype="float32", max_model_len=1024)
     assert found.fits and int(found.sequences * setting.longest) == 1_048_576 and found.sequences == 1024
+
+
+STARTS = json.loads((Path(__file__).parents[1] / "benchmarks/plan/results/2026-11-30.json").read_text())
+
+
+@pytest.mark.parametrize("name", STARTS["starts"])
+def test_the_cache_of_each_kind_of_model_is_what_a_real_start_on_a_cpu_reported(name: str) -> None:
+    start = STARTS["starts"][name]
+    setting, found = at(start["config"], "CPU", env={"VLLM_CPU_KVCACHE_SPACE": "1"}, **STARTS["flags"])
+    assert int(found.sequences * setting.longest) == start["reported"]
 
 
 def test_weights_and_heads_are_cut_over_ranks_and_layers_over_stages() -> None:
@@ -229,6 +263,14 @@ def test_a_shorter_context_that_is_proposed_is_the_longest_that_fits() -> None:
 def test_a_cpus_cache_has_to_lie_beside_the_weights() -> None:
     assert not at(LLAMA_8B, "CPU", env={"VLLM_CPU_KVCACHE_SPACE": "4"})[1].fits
     assert at({**LLAMA_8B, "num_hidden_layers": 16}, "CPU", env={"VLLM_CPU_KVCACHE_SPACE": "4"})[1].fits
+
+
+@pytest.mark.parametrize(("space", "proposed"), [("1", 2), ("15", 2)])
+def test_a_reserved_cache_that_is_too_small_or_too_large_is_told_its_size(space: str, proposed: int) -> None:
+    small = {**LLAMA_8B, "num_hidden_layers": 4, "max_position_embeddings": 131072}
+    setting, found = at(small, "CPU", env={"VLLM_CPU_KVCACHE_SPACE": space})
+    assert not found.fits
+    assert fit.ways(shape.read(small), setting, gpus.Device("CPU", 16 * GIB), 0)[0] == f"VLLM_CPU_KVCACHE_SPACE {proposed}"
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ SIZES = {
     **{"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64},
     **{"intermediate_size": 512, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "torch_dtype": "bfloat16"},
 }
+FLAGS = {"max_model_len": 4096, "max_num_batched_tokens": 1024, "dtype": "bfloat16"}
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False},
     "window": {
@@ -76,7 +77,7 @@ def start(name: str, folder: Path, python: str) -> dict[str, Any]:
         log = running.log.read_text(errors="replace")
     found = WORDS.search(log)
     reported = int(found[1].replace(",", "")) if found else None
-    return {"planned": planned["tokens"], "reported": reported}
+    return {"planned": planned["tokens"], "reported": reported, "config": files["config.json"]}
 
 
 def main() -> None:
@@ -92,14 +93,14 @@ def main() -> None:
         "date": datetime.now().isoformat(timespec="minutes"),
         "host": f"{host.processor}, {host.cores} cores",
     }
-    document |= {"engine": f"{known.distribution} {known.version}", "starts": {}}
+    document |= {"engine": f"{known.distribution} {known.version}", "flags": FLAGS, "starts": {}}
     with tempfile.TemporaryDirectory() as folder:
         for name in [asked.only] if asked.only else MODELS:
             try:
                 document["starts"][name] = start(name, Path(folder), asked.python)
             except EngineError as error:
                 document["starts"][name] = {"error": str(error)}
-            print(name, document["starts"][name], flush=True)
+            print(name, {key: value for key, value in document["starts"][name].items() if key != "config"}, flush=True)
     if asked.out:
         asked.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 

@@ -11,28 +11,13 @@ from fenno.doctor.facts import Model
 from fenno.engine.command import DUMMY
 from fenno.engine.dummy import SHAPES, files
 from fenno.plan import shape
+from fenno.plan.known import KNOWN
 from fenno.recipe import Recipe
 
 # The pointer that Git LFS leaves where a file was not fetched.
 POINTER = b"version https://git-lfs"
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "tokenizer.tok.json", "vocab.json", "tekken.json")
-GROK = {"num_hidden_layers": 64, "num_key_value_heads": 8, "head_dim": 128, "num_experts_per_tok": 2, "vocab_size": 131072}
-# Models that recipes of fenno's name and few people have at hand: what their published configs say of sizes.
-KNOWN: Mapping[str, Mapping[str, Any]] = {
-    "xai-org/grok-2": {
-        **GROK,
-        **{"architectures": ["Grok1ForCausalLM"], "model_type": "git", "torch_dtype": "bfloat16", "attn_logit_softcapping": 30.0},
-        **{"hidden_size": 8192, "num_attention_heads": 64, "num_local_experts": 8, "moe_intermediate_size": 16384},
-        **{"residual_moe": True, "intermediate_size": 32768, "max_position_embeddings": 131072, "tie_word_embeddings": False},
-    },
-    "hpcai-tech/grok-1": {
-        **GROK,
-        **{"architectures": ["Grok1ModelForCausalLM"], "model_type": "grok-1", "torch_dtype": "bfloat16", "max_attn_value": 30.0},
-        **{"hidden_size": 6144, "num_attention_heads": 48, "num_experts": 8, "intermediate_size": 32768},
-        **{"max_position_embeddings": 8192, "tie_word_embeddings": True},
-    },
-}
 
 
 def model(recipe: Recipe, hub: Path) -> Model | None:

@@ -12,8 +12,8 @@ from fenno.errors import UsageError
 from fenno.plan.gpus import GIB, Device
 from fenno.plan.shape import Config, Shape
 
-# The share of a GPU that vLLM takes unless told, its block, and the sequences and tokens of a step (0.24 to 0.32).
-UTILIZATION, BLOCK = 0.92, 16
+# The share of a GPU that vLLM takes unless told, and its block: on a CPU another, unless attention is latent (0.24 to 0.32).
+UTILIZATION, BLOCK, CPU_BLOCK = 0.92, 16, 128
 # Allowances, from the starts that docs/plan.md names: what libraries keep on one GPU, what ranks of several GPUs keep besides,
 # captured CUDA graphs, the sampler's copies of a logit (one of 16 bits, three of 32), and the process on a CPU.
 KEPT, RANKS, GRAPHS, SAMPLER, PROCESS = int(0.35 * GIB), int(1.8 * GIB), int(0.5 * GIB), 14, 1 * GIB
@@ -74,7 +74,7 @@ def setting(flags: Mapping[str, Any], env: Mapping[str, str], config: Config, sh
         dtype=dtype,
         bits=bits(str(flags.get("quantization") or ""), config, dtype),
         kv=1 if "fp8" in asked or "int8" in asked else dtype,
-        block=number("block-size", BLOCK),
+        block=number("block-size", BLOCK if gpus or shape.latent else CPU_BLOCK),
         longest=longest,
         budget=number("max-num-batched-tokens", budget),
         sequences=number("max-num-seqs", sequences),
@@ -220,6 +220,10 @@ def ways(shape: Shape, at: Setting, device: Device, gpus: int) -> list[str]:
         return fit(shape, other, device, other.gpus if gpus else 0).fits
 
     found = []
+    sizes = _reserves(shape, at, device, gpus)
+    reserve = next((size for size in sizes if good(reserved=size * GIB)), None)
+    if reserve:
+        found.append(f"VLLM_CPU_KVCACHE_SPACE {reserve}" if gpus == 0 else f"kv-cache-memory-bytes {reserve * GIB}")
     shorter = _longest(shape, at, device, gpus)
     if shorter:
         found.append(f"max-model-len {shorter} (now {at.longest})")
@@ -241,6 +245,15 @@ def ways(shape: Shape, at: Setting, device: Device, gpus: int) -> list[str]:
             found.append(f"{what}: it changes answers")
             break
     return found
+
+
+def _reserves(shape: Shape, at: Setting, device: Device, gpus: int) -> list[int]:
+    """GiB to reserve for the cache instead, where a size was asked for: enough for one sequence, or no more than there is."""
+    if at.reserved is None:
+        return []
+    found = fit(shape, at, device, gpus)
+    left = found.limit - sum(found.weights.values()) - sum(found.rest.values())
+    return [size for size in (-(-found.sequence // GIB), left // GIB) if size > 0]
 
 
 def _longest(shape: Shape, at: Setting, device: Device, gpus: int) -> int | None:
