@@ -208,6 +208,13 @@ def test_a_checkpoint_says_how_many_bits_its_weights_have(declared: Config, bits
     assert at({**LLAMA_8B, "quantization_config": declared})[0].bits == bits
 
 
+def test_a_checkpoint_may_leave_attention_as_it_was() -> None:
+    # The files of gpt-oss-20b are 13.76 GB; it names what was not converted.
+    spared = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config = {**GPT_OSS_20B, "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": spared}}
+    assert sum(at(config)[1].weights.values()) == pytest.approx(13.76e9, rel=0.01)
+
+
 def test_a_quantisation_that_nobody_knows_is_refused() -> None:
     with pytest.raises(UsageError, match="under marvellous is not known"):
         at({**LLAMA_8B, "quantization_config": {"quant_method": "marvellous"}})
@@ -360,7 +367,7 @@ def test_nothing_is_said_of_a_model_to_which_all_applies() -> None:
 def test_files_that_are_not_as_large_as_the_arithmetic_are_named() -> None:
     exact = 2 * shape.read(LLAMA_8B).parameters
     whole, half = (make.make(recipe(), LLAMA_8B, gpus.named("H100"), 1, files)["notes"] for files in (exact, exact // 2))
-    assert whole == [] and half == ["the files have 8.0 GB and the arithmetic 16.1 GB"]
+    assert whole == [] and half == ["the files have 8.0 GB, planned are 16.1 GB"]
 
 
 def test_a_gpu_is_known_by_what_it_calls_itself_and_its_memory() -> None:

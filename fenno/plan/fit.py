@@ -10,7 +10,7 @@ from typing import Any
 
 from fenno.errors import UsageError
 from fenno.plan.gpus import GIB, Device
-from fenno.plan.shape import Config, Shape
+from fenno.plan.shape import Config, Part, Shape
 
 # The share of a GPU that vLLM takes unless told, and its block: on a CPU another, unless attention is latent (0.24 to 0.32).
 UTILIZATION, BLOCK, CPU_BLOCK = 0.92, 16, 128
@@ -28,8 +28,9 @@ WIDTHS = {"float32": 4, "float": 4}
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model is cut and kept. `dtype`, `kv`: bytes of a number in the layers and in the cache; `bits`: of a quantised weight;
-    `reserved`: bytes of cache that were asked for, None where it takes what is left."""
+    """How a model is cut and kept. `dtype`, `kv`: bytes of a number in the layers and in the cache; `bits`: of a quantised weight,
+    `attending`: of one in attention, which some checkpoints leave as it was; `reserved`: bytes of cache that were asked for, None
+    where it takes what is left."""
 
     tp: int
     pp: int
@@ -37,6 +38,7 @@ class Setting:
     dcp: int
     dtype: int
     bits: float
+    attending: float
     kv: int
     block: int
     longest: int
@@ -73,6 +75,7 @@ def setting(flags: Mapping[str, Any], env: Mapping[str, str], config: Config, sh
         **{"tp": tp, "pp": pp, "dp": dp, "dcp": number("decode-context-parallel-size", 1)},
         dtype=dtype,
         bits=bits(str(flags.get("quantization") or ""), config, dtype),
+        attending=8 * dtype if _spares_attention(config) else bits(str(flags.get("quantization") or ""), config, dtype),
         kv=1 if "fp8" in asked or "int8" in asked else dtype,
         block=number("block-size", BLOCK if gpus or shape.latent else CPU_BLOCK),
         longest=longest,
@@ -118,6 +121,13 @@ def bits(flag: str, config: Config, dtype: int) -> float:
     return BITS[method]
 
 
+def _spares_attention(config: Config) -> bool:
+    """Whether a quantised checkpoint leaves attention as it was, by its list of such modules."""
+    declared = {**config, **(config.get("text_config") or {})}.get("quantization_config") or {}
+    lists = (declared.get(name) or () for name in ("modules_to_not_convert", "ignore", "ignored_layers"))
+    return any("self_attn" in str(name).split(".")[-1] for names in lists for name in names)
+
+
 def usual(device: Device, gpus: int) -> tuple[int, int]:
     """Tokens and sequences of a step that vLLM's server takes unless told, by the GPU's memory."""
     if gpus == 0:
@@ -136,9 +146,15 @@ def weights(shape: Shape, at: Setting) -> dict[str, int]:
         outside = part.name in ("embedding", "head", "positions")
         if at.pp > 1 and part.name == "head":
             continue  # on the last stage, the embedding on the first
-        bits = at.bits if part.quantised else 8 * at.dtype
-        found[part.name] = round(part.numbers * (1 if outside else stage) / ways[part.cut] * bits / 8)
+        found[part.name] = round(part.numbers * (1 if outside else stage) / ways[part.cut] * width(part, at) / 8)
     return found
+
+
+def width(part: Part, at: Setting) -> float:
+    """Bits of a weight of this part."""
+    if not part.quantised:
+        return 8 * at.dtype
+    return at.attending if part.name in ("attention", "keys and values", "latents") else at.bits
 
 
 def token(shape: Shape, at: Setting) -> int:
@@ -241,7 +257,7 @@ def ways(shape: Shape, at: Setting, device: Device, gpus: int) -> list[str]:
     if at.kv > 1 and good(kv=1):
         found.append("kv-cache-dtype fp8: it changes answers a little")
     for bits, what in ((8, "weights in FP8 (quantization fp8, or another checkpoint)"), (4.16, "a checkpoint of four bits")):
-        if at.bits > bits and good(bits=bits):
+        if at.bits > bits and good(bits=bits, attending=bits):
             found.append(f"{what}: it changes answers")
             break
     return found

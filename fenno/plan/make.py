@@ -49,7 +49,7 @@ def make(recipe: Recipe, config: Config, device: Device, gpus: int, files: int |
         "request": {"prompt": prompt, "answer": answer},
         "bounds": _bounds(shape, at, device, batch, prompt, answer) if found.fits else {},
         "knobs": _knobs(flags, at, batch, gpus) if found.fits else {},
-        "notes": [*notes(shape, at, config, str(recipe.engine.model)), *_unknown(recipe), *_files(shape, config, files)],
+        "notes": [*notes(shape, at, config, str(recipe.engine.model)), *_unknown(recipe), *_files(shape, at, files)],
         "left_out": LEFT_OUT,
     }
 
@@ -143,11 +143,9 @@ def _unknown(recipe: Recipe) -> list[str]:
     return ["how long this recipe's requests are shows when they are sent: reckoned with its classes, or the usual mix"]
 
 
-def _files(shape: Shape, config: Config, files: int | None) -> list[str]:
-    """Whether the files on disk are as large as the arithmetic says."""
-    if not files:
+def _files(shape: Shape, at: Setting, files: int | None) -> list[str]:
+    """Where the files on disk are not as large as the plan says: the engine quantises them itself, or the plan is wrong."""
+    told = sum(part.numbers * fit.width(part, at) / 8 for part in shape.parts)
+    if not files or abs(files / told - 1) < 0.03:
         return []
-    width = fit.WIDTHS.get(shape.dtype, 2)
-    bits = fit.bits("", config, width)
-    told = sum(part.numbers * (bits / 8 if part.quantised else width) for part in shape.parts)
-    return [] if abs(files / told - 1) < 0.03 else [f"the files have {files / 1e9:.1f} GB and the arithmetic {told / 1e9:.1f} GB"]
+    return [f"the files have {files / 1e9:.1f} GB, planned are {told / 1e9:.1f} GB"]
