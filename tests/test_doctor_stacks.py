@@ -257,7 +257,7 @@ def test_a_model_in_the_hubs_cache_is_found(tmp_path: Path) -> None:
 
 
 def test_the_size_of_a_dummy_model_is_that_of_its_shape() -> None:
-    found = modelfacts.model(Recipe.model_validate({"name": "m", "engine": {"model": "dummy:grok2-12b"}}), Path("/none"))
+    found = modelfacts.model(Recipe.model_validate({"name": "m", "engine": {"model": "dummy:grok2-9b"}}), Path("/none"))
     attention = 2 * 4096 * 32 * 128 + 2 * 4096 * 8 * 128
     experts = 8 * 3 * 4096 * 4096 + 8 * 4096
     assert found is not None and found.weights == 2 * (20 * (attention + experts) + 2 * 320 * 4096)

@@ -37,7 +37,7 @@ def test_the_plan_of_the_cpu_engine(made: dict[str, Any]) -> None:
 
 
 def test_eight_ranks_are_planned_on_a_host_that_has_not_got_them() -> None:
-    chosen = recipe.load(recipe.find("gpu-grok2-12b"))
+    chosen = recipe.load(recipe.find("gpu-grok2-9b"))
     engine = chosen.engine.model_copy(update={"flags": {**chosen.engine.flags, "tensor-parallel-size": 8}})
     made = plan.make(ask.facts(chosen.model_copy(update={"engine": engine})), chosen)
     # Twenty layers, one of eight KV heads of 128 on each rank, K and V in two bytes each.

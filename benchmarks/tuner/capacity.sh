@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The largest steady rate of gpu-grok2-12b under its target after one cold start with plain flags, as `fenno loadtest
+# The largest steady rate of gpu-grok2-9b under its target after one cold start with plain flags, as `fenno loadtest
 # --find-capacity` finds it. Everything that was measured lands in $OUT.
 # usage: capacity.sh NAME FIRST SECONDS [FLAG: VALUE]...     (PYTHON: an interpreter with vLLM and fenno; RECIPE: another recipe)
 # FIRST: the rate that is tried first; SECONDS: when the search has to end, start included; flags are laid over the recipe's.
@@ -12,7 +12,7 @@ mkdir -p "$out"
 "$python" - "$work/$name.yaml" "$@" <<'PY'
 import os, sys, yaml
 from fenno import recipe
-chosen = yaml.safe_load(recipe.find(os.environ.get("RECIPE", "gpu-grok2-12b")).read_text())
+chosen = yaml.safe_load(recipe.find(os.environ.get("RECIPE", "gpu-grok2-9b")).read_text())
 chosen["engine"]["flags"] |= dict(yaml.safe_load(flag).popitem() for flag in sys.argv[2:])
 # Long enough for an answer of 512 tokens at 60 ms a token; a queue that still grows afterwards is seen, and said.
 if os.environ.get("WARMUP"):

@@ -110,7 +110,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "grok2-small": _grok2(256, 4, 8, 1, 32, 512, "float32"),
     # Grok-2 itself, as fenno's plugin serves it.
     "grok2-tiny": grok2(Size(layers=4, hidden=256, heads=8, kv_heads=1, head=32, expert=512, shared=1024), "float32"),
-    "grok2-12b": _grok2(4096, 20, 32, 8, 128, 4096, "bfloat16"),
+    "grok2-9b": _grok2(4096, 20, 32, 8, 128, 4096, "bfloat16"),
 }
 SPECIAL = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>")
 VOCABULARY = 256
