@@ -11,7 +11,7 @@ ARGS ?=
 
 BIN := .venv/bin
 # A shared host may stand still for a minute. What fails is tried once more, and the summary names it: a fault to look into.
-PYTEST := $(BIN)/python -m pytest --durations=15 --reruns 1 -rR
+PYTEST := $(BIN)/python -m pytest --durations=15 --reruns 1 -raR
 
 .DEFAULT_GOAL := help
 .PHONY: help install tune test lint fast scenarios engine lock clean
