@@ -18,7 +18,7 @@ from stub import runs
 from stub.harness import FENNO
 
 from fenno.commands.report import report
-from fenno.errors import UsageError
+from fenno.errors import DiskError, UsageError
 from fenno.load import export, loadtest, stored
 from fenno.load.record import Record
 from fenno.load.stored import Asked
@@ -132,6 +132,25 @@ def test_a_file_gets_the_same_as_standard_output(tmp_path: Path, capsys: pytest.
         report(folder, to=to)
         report(folder, to=to, output=tmp_path / "deep" / to)
         assert (tmp_path / "deep" / to).read_text() == capsys.readouterr().out != ""
+
+
+@pytest.mark.parametrize("to", ["csv", "html", "json", "parquet"])
+def test_a_file_that_cannot_be_written_is_a_sentence(to: str, tmp_path: Path) -> None:
+    if to == "parquet":
+        pytest.importorskip("pyarrow.parquet")
+    folder = runs.run(tmp_path / "run", [runs.answer(0, 11.0)])
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(DiskError, match="cannot write .*file/out") as caught:
+        report(folder, to=to, output=tmp_path / "file" / "out")
+    assert "-o" in caught.value.hint
+
+
+@pytest.mark.parametrize("to", ["csv", "html"])
+def test_a_file_stays_as_it_is_when_there_is_nothing_to_tell(to: str, tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("of last week")
+    with pytest.raises(UsageError, match="holds no load test"):
+        report(Path("/nowhere"), to=to, output=tmp_path / "kept")
+    assert (tmp_path / "kept").read_text() == "of last week"
 
 
 def test_a_reader_of_a_long_csv_may_leave_early(tmp_path: Path) -> None:

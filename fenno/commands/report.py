@@ -14,7 +14,7 @@ import typer
 
 from fenno import __version__, console
 from fenno.commands.load import tell_load
-from fenno.errors import UsageError
+from fenno.errors import DiskError, UsageError
 
 FORMATS = ("html", "json", "vllm", "prometheus", "csv", "parquet")
 
@@ -42,30 +42,47 @@ def report(
 
 
 def write(folder: Path, to: str, output: Path | None) -> None:
-    """One format of the load test in `folder`, into a file or on standard output."""
-    from fenno.load import export, loadtest, stored
-    from fenno.report import loadtest as page
+    """One format of the load test in `folder`, into a file or on standard output. Raises `DiskError` for a file that cannot be
+    written; one that is there stays as it is until there is something to write."""
+    from fenno.load import export, stored
 
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
+    records, start = stored.records(folder), stored.start(folder)
     if to == "parquet":
         if output is None:
             raise UsageError("Parquet is no text", "give the file: -o run.parquet")
-        export.write_parquet(stored.records(folder), stored.start(folder), output)
-        return
-    with opened(output) as file:
-        if to == "csv":
-            export.write_csv(stored.records(folder), stored.start(folder), file)
-            return
-        kept = stored.read(folder)
-        document = loadtest.document(kept)
-        if to == "html":
-            file.write(page.page(kept, document, __version__))
-        elif to == "prometheus":
-            file.write(export.prometheus(document, kept.result.plan.model))
-        else:
-            found = export.vllm(kept, document) if to == "vllm" else document
-            file.write(json.dumps(console.finite(found)) + "\n")
+        with writing(output):
+            export.write_parquet(records, start, output)
+    elif to == "csv":
+        with opened(output) as file:
+            export.write_csv(records, start, file)
+    else:
+        text = told(folder, to)
+        with opened(output) as file:
+            file.write(text)
+
+
+def told(folder: Path, to: str) -> str:
+    """The load test as one text."""
+    from fenno.load import export, loadtest, stored
+    from fenno.report import loadtest as page
+
+    kept = stored.read(folder)
+    document = loadtest.document(kept)
+    if to == "html":
+        return page.page(kept, document, __version__)
+    if to == "prometheus":
+        return export.prometheus(document, kept.result.plan.model)
+    return json.dumps(console.finite(export.vllm(kept, document) if to == "vllm" else document)) + "\n"
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """The folder of `path` is there while the block writes the file. Raises `DiskError`."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise DiskError(f"cannot write {path}: {error.strerror}", "choose another -o, or free some space") from error
 
 
 @contextlib.contextmanager
@@ -78,5 +95,5 @@ def opened(path: Path | None) -> Iterator[TextIO]:
         except BrokenPipeError:  # the reader has seen enough, as `head` has
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return
-    with path.open("w", encoding="utf-8", newline="") as file:
+    with writing(path), path.open("w", encoding="utf-8", newline="") as file:
         yield file
