@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -41,6 +42,8 @@ Rate = Annotated[float, Field(gt=0)]
 Limit = Annotated[float, Field(gt=0), _read(units.duration)]
 Scalar = bool | int | float | str | None
 
+PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+
 
 class Model(BaseModel):
     """Frozen, and a misspelt key is an error."""
@@ -71,6 +74,11 @@ class Engine(Model):
     api_key_env: str | None = Field(None, description="the environment variable that holds the API key")
     api_key_file: str | None = Field(None, description="the file that holds the API key, alone")
     ca_file: str | None = Field(None, description="the certificate authority of an https `url`")
+
+    @property
+    def ranks(self) -> int:
+        """How many GPUs its parallel flags ask for; 1 without any."""
+        return math.prod(int(str(self.flags.get(name) or 1)) for name in PARALLEL)
 
     @model_validator(mode="after")
     def _key_that_nobody_sees(self) -> Engine:

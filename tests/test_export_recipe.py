@@ -50,7 +50,7 @@ def a_recipe(**parts: Any) -> Recipe:
 
 def catalogue(version: str = "0.32.0", platform: str = "cuda") -> Catalogue:
     """An engine that has every flag of these recipes."""
-    names = {*NASTY, *PLAIN, "scheduler-cls", "shutdown-timeout", *service.PARALLEL}
+    names = {*NASTY, *PLAIN, "scheduler-cls", "shutdown-timeout", *recipes.PARALLEL}
     names |= {flag for path in recipes.embedded().values() for flag in recipes.load(path).engine.flags}
     flags = {name: Flag(None, None, None, isinstance(PLAIN.get(name), bool) or name == "enforce-eager") for name in names}
     return Catalogue(Identity(sys.executable, "vllm", version, "3.11", None, "/nowhere"), platform, flags, {})

@@ -99,14 +99,13 @@ def model_config(chosen: Recipe) -> tuple[dict[str, Any], int | None]:
 def hardware(chosen: Recipe, gpus: int | None, kind: str | None) -> tuple[Device, int]:
     """What it is to run on, and how many of these (0: a CPU). Raises `UsageError` where that is not said and not here."""
     from fenno import machine
-    from fenno.plan import fit
     from fenno.plan.gpus import Device, like, named
 
     host = chosen.host
     nothing_said = gpus is None and kind is None
     if gpus == 0 or (kind or "").upper() == "CPU" or (nothing_said and "gpus" in host.model_fields_set and not host.gpus):
         return Device("CPU", machine.memory_limit()), 0
-    count = gpus or max(host.gpus, fit.ranks(chosen.engine.flags))
+    count = gpus or max(host.gpus, chosen.engine.ranks)
     if kind:
         return named(kind), count
     here, note = machine.read_gpus()

@@ -18,7 +18,6 @@ from fenno.errors import RecipeError, UsageError
 from fenno.recipe import Engine, Recipe
 from fenno.serve import keep
 
-PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 SLACK = 15  # seconds that an engine has to end after its last request, before it is killed
 SHARED_MEMORY = 16  # GiB that /dev/shm may grow to; what is not used is not taken
 WRITTEN = ("download-dir",)  # flags whose folders the engine writes to
@@ -193,7 +192,7 @@ def _gpus(recipe: Recipe, known: Catalogue | None) -> int:
     host = recipe.host
     if host.gpus == 0 and ("gpus" in host.model_fields_set or (known and known.platform == "cpu")):
         return 0
-    return max(host.gpus, math.prod(int(str(recipe.engine.flags.get(name) or 1)) for name in PARALLEL))
+    return max(host.gpus, recipe.engine.ranks)
 
 
 def image(service: Service, given: str | None) -> str:

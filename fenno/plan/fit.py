@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from typing import Any
 from fenno.errors import UsageError
 from fenno.plan.gpus import GIB, Device
 from fenno.plan.shape import Config, Part, Shape
+from fenno.recipe import PARALLEL
 
 # The share of a GPU that vLLM takes unless told, and its block: on a CPU another, unless attention is latent (0.24 to 0.32).
 UTILIZATION, BLOCK, CPU_BLOCK = 0.92, 16, 128
@@ -22,7 +22,6 @@ BITS = {
     **{"fp8": 8, "fbgemm_fp8": 8, "modelopt": 8, "experts_int8": 8, "awq": 4.16, "gptq": 4.16, "awq_marlin": 4.16},
     **{"gptq_marlin": 4.16, "moe_wna16": 4.16, "bitsandbytes": 4.5, "mxfp4": 4.25, "modelopt_fp4": 4.5},
 }
-PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 WIDTHS = {"float32": 4, "float": 4}
 
 
@@ -64,6 +63,7 @@ def setting(flags: Mapping[str, Any], env: Mapping[str, str], config: Config, sh
 
     tp, pp, dp = _layout(flags, shape, max(gpus, 1))
     dtype = WIDTHS.get(str(flags.get("dtype")), 2)  # without a flag vLLM makes 16 bits of float32
+    weight = bits(str(flags.get("quantization") or ""), config, dtype)
     longest = number("max-model-len", shape.longest)
     if longest > shape.longest and shape.positions != "ALiBi":
         raise UsageError(f"max-model-len {longest}, and the model has {shape.longest} positions", "lower it")
@@ -74,8 +74,8 @@ def setting(flags: Mapping[str, Any], env: Mapping[str, str], config: Config, sh
     return Setting(
         **{"tp": tp, "pp": pp, "dp": dp, "dcp": number("decode-context-parallel-size", 1)},
         dtype=dtype,
-        bits=bits(str(flags.get("quantization") or ""), config, dtype),
-        attending=8 * dtype if _spares_attention(config) else bits(str(flags.get("quantization") or ""), config, dtype),
+        bits=weight,
+        attending=8 * dtype if _spares_attention(config) else weight,
         kv=1 if "fp8" in asked or "int8" in asked else dtype,
         block=number("block-size", BLOCK if gpus or shape.latent else CPU_BLOCK),
         longest=longest,
@@ -85,11 +85,6 @@ def setting(flags: Mapping[str, Any], env: Mapping[str, str], config: Config, sh
         graphs=gpus > 0 and flags.get("enforce-eager") is not True,
         reserved=reserved or None,
     )
-
-
-def ranks(flags: Mapping[str, Any]) -> int:
-    """How many GPUs the parallel flags ask for."""
-    return math.prod(int(str(flags.get(name) or 1)) for name in PARALLEL)
 
 
 def _layout(flags: Mapping[str, Any], shape: Shape, gpus: int) -> tuple[int, int, int]:
@@ -106,7 +101,7 @@ def _layout(flags: Mapping[str, Any], shape: Shape, gpus: int) -> tuple[int, int
 
 def bits(flag: str, config: Config, dtype: int) -> float:
     """Bits of a weight in the layers. Raises `UsageError` for a quantisation that is not known here."""
-    declared = {**config, **(config.get("text_config") or {})}.get("quantization_config") or {}
+    declared = _quantization(config)
     method = flag or str(declared.get("quant_method") or "")
     groups = list((declared.get("config_groups") or {}).values())
     bits = declared.get("bits") or declared.get("w_bit") or (groups[0]["weights"]["num_bits"] if groups else None)
@@ -121,9 +116,14 @@ def bits(flag: str, config: Config, dtype: int) -> float:
     return BITS[method]
 
 
+def _quantization(config: Config) -> Config:
+    """What the checkpoint says of its quantisation, wherever it says it; empty where it says nothing."""
+    return {**config, **(config.get("text_config") or {})}.get("quantization_config") or {}
+
+
 def _spares_attention(config: Config) -> bool:
     """Whether a quantised checkpoint leaves attention as it was, by its list of such modules."""
-    declared = {**config, **(config.get("text_config") or {})}.get("quantization_config") or {}
+    declared = _quantization(config)
     lists = (declared.get(name) or () for name in ("modules_to_not_convert", "ignore", "ignored_layers"))
     return any("self_attn" in str(name).split(".")[-1] for names in lists for name in names)
 

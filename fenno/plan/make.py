@@ -13,7 +13,7 @@ from fenno.plan import shape as shapes
 from fenno.plan.fit import Fit, Setting
 from fenno.plan.gpus import Device
 from fenno.plan.shape import Config, Shape
-from fenno.recipe import Recipe
+from fenno.recipe import PARALLEL, Recipe
 from fenno.tune import memory
 
 LEFT_OUT = (
@@ -59,10 +59,7 @@ def _flags(recipe: Recipe, device: Device, gpus: int) -> dict[str, Any]:
     flags, target = dict(recipe.engine.flags), recipe.targets.memory
     if not gpus or target is None or {memory.FLAG, memory.OTHER} & {*flags}:
         return flags
-    left = memory.leaves(target, device.memory * gpus)
-    if left <= 0:
-        raise UsageError(f"a memory target of {target:g} leaves an engine no memory", "give more, such as --max-memory 85%")
-    return {**flags, memory.FLAG: min(left, fit.UTILIZATION)}
+    return {**flags, memory.FLAG: min(memory.leaves(target, device.memory * gpus), fit.UTILIZATION)}
 
 
 def lengths(recipe: Recipe) -> tuple[float, float]:
@@ -103,7 +100,7 @@ def _bounds(shape: Shape, at: Setting, device: Device, batch: int, prompt: float
 
 def _knobs(flags: Mapping[str, Any], at: Setting, batch: int, gpus: int) -> dict[str, Any]:
     """The first guess, in flags; `fenno tune` goes on from there."""
-    sizes = {"tensor-parallel-size": at.tp, "pipeline-parallel-size": at.pp, "data-parallel-size": at.dp}
+    sizes = dict(zip(PARALLEL, (at.tp, at.pp, at.dp), strict=True))
     share = {memory.FLAG: at.share} if gpus and at.reserved is None else {}
     return {
         **{name: size for name, size in sizes.items() if size > 1},

@@ -33,9 +33,8 @@ def tune(run: Run, *, confirm: Confirm = "quick", maximize: bool = False, arm: A
     is compared with, in its place. Raises `EngineError` when no engine starts."""
     if arm == "defaults":
         return arms.survey(run, arm, maximize=maximize)
-    done = unfinished(run.study.trials())
+    done, full = unfinished(run.study.trials()), confirm == "full"
     for refuted in range(1, MOST_REFUTED + 1):
-        full = confirm == "full"
         found = begun(run, full, done) if maximize and done else None
         found = found or look(run, STARTS[confirm], maximize, arm)
         if found.outcome != "met" or found.trial is None or confirm == "off":
@@ -152,7 +151,7 @@ def confirmed_rate(run: Run, winner: Trial, *, full: bool, done: Sequence[Trial]
     """
     wanted = blocks(run, winner, full, defaults_rate(run, winner))
     made = kept(wanted, done)
-    if made and not narrowed(made[-1]):
+    if made and next_cold_rate(made[-1], made[-1][0].rate) is not None:
         made.pop()
     ended = [*made, *(cold_climb(run, block) for block in wanted[len(made) :])]
     paired = [*zip(wanted, ended, strict=True)]
@@ -185,9 +184,8 @@ def cold_climb(run: Run, which: Trial) -> list[Trial]:
             outputs = compared_outputs(run, seat, which.point)
             if (failed := other_outputs(run, which, outputs)) is not None:
                 return [failed]
-            while not narrowed(ended):
-                rate = next_cold_rate(ended, which.rate)
-                if rate is None or run.time_left() < trial.seconds_needed(run.recipe.with_targets(qps=rate)):
+            while (rate := next_cold_rate(ended, which.rate)) is not None:
+                if run.time_left() < trial.seconds_needed(run.recipe.with_targets(qps=rate)):
                     break
                 ended.append(settled(run, seat, replace(which, rate=rate), outputs))
     except (EngineError, LoadError) as error:
@@ -195,12 +193,10 @@ def cold_climb(run: Run, which: Trial) -> list[Trial]:
     return ended
 
 
-def narrowed(ended: Sequence[Trial]) -> bool:
-    """Whether one cold start has said what it can of a point's capacity."""
-    return len(ended) >= climb.MOST_STEPS or bool(ended and next_cold_rate(ended, ended[0].rate) is None)
-
-
 def next_cold_rate(ended: Sequence[Trial], first: float) -> float | None:
+    """The rate to try next after one cold start; None when it has said what it can of the point's capacity."""
+    if len(ended) >= climb.MOST_STEPS:
+        return None
     return capacity.next_rate(steps(ended), first, step=1 + capacity.PRECISION)
 
 

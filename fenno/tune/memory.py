@@ -32,17 +32,21 @@ def within(recipe: Recipe, known: Catalogue, host: Machine) -> Recipe:
     left = leaves(target, host.gpus[0].memory if host.gpus else 0)
     if isinstance(flag.default, float) and flag.default <= left:
         return recipe
-    if left <= 0:
-        raise UsageError(f"a memory target of {target:g} leaves an engine no memory", "give more, such as --max-memory 85%")
     flags = {**recipe.engine.flags, FLAG: left}
     return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"flags": flags})})
 
 
 def leaves(target: float, memory: int) -> float:
-    """The share of a GPU with `memory` bytes, rounded down to a hundredth, that a target leaves; the target a share or bytes."""
+    """The share of a GPU with `memory` bytes, rounded down to a hundredth, that a target leaves; the target a share or bytes.
+
+    Raises `UsageError` where that is nothing.
+    """
     share = target if target <= 1 else target / memory
     # To the thousandth first: 0.85 - 0.03 is a little less than 0.82.
-    return math.floor(100 * round(share - OUTSIDE, 3)) / 100
+    left = math.floor(100 * round(share - OUTSIDE, 3)) / 100
+    if left <= 0:
+        raise UsageError(f"a memory target of {target:g} leaves an engine no memory", "give more, such as --max-memory 85%")
+    return left
 
 
 def remark(before: Recipe, after: Recipe) -> list[str]:
