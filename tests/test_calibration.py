@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import http.client
 import json
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,3 +187,12 @@ def test_the_clock_follows_from_the_tokens_that_are_asked_for() -> None:
         accuracy.timing(plan, 20_000.0)
     with pytest.raises(UsageError, match="closed loop"):
         accuracy.timing(dataclasses.replace(plan, users=None, rate=5.0), 100.0)
+
+
+def test_first_tokens_vary_about_their_median_and_each_request_has_its_own() -> None:
+    timing = Timing(ttft=0.1, spread=0.2)
+    times = sorted(timing.first(str(number)) for number in range(2001))
+    assert times[1000] == pytest.approx(0.1, rel=0.02)
+    assert math.log(times[1902] / 0.1) == pytest.approx(0.2 * 1.645, rel=0.1), "the P95"
+    assert timing.first("7") == timing.first("7") != timing.first("8")
+    assert Timing(ttft=0.1).first("7") == 0.1

@@ -14,6 +14,7 @@ import heapq
 import itertools
 import json
 import math
+import random
 import select
 import socket
 import struct
@@ -55,10 +56,16 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds to the first token and between tokens."""
+    """Seconds to the first token and between tokens. `spread`: the standard deviation of the logarithm of the time to the first
+    token, of which each request then has its own, with `ttft` as their median."""
 
     ttft: float = 0.1
     itl: float = 0.025
+    spread: float = 0.0
+
+    def first(self, identity: str) -> float:
+        """Seconds to the first token of one request."""
+        return self.ttft * math.exp(self.spread * random.Random(identity).gauss(0, 1)) if self.spread else self.ttft
 
 
 @dataclass(frozen=True)
@@ -169,7 +176,7 @@ class Answer:
         self.breaks = fault in ("in-band", "truncated", "early-end", "stall")
         self.event = _chunk(_event(self.chat, " tok" * self.stride))
         timing = server.app.timing
-        self.first, self.itl = received + timing.ttft, timing.itl
+        self.first, self.itl = received + timing.first(self.identity), timing.itl
 
     def step(self) -> float | None:
         """Write what is due. Returns when the next token is, None at the end."""
@@ -393,6 +400,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument("--ttft", type=float, default=Timing.ttft, help="seconds to the first token")
     parser.add_argument("--itl", type=float, default=Timing.itl, help="seconds between tokens")
+    parser.add_argument("--spread", type=float, default=Timing.spread, help="of the first token's time: its logarithm's deviation")
     parser.add_argument("--faults", default="", help="comma-separated, one a request, in turn: " + ", ".join(FAULTS))
     parser.add_argument("--log", type=Path, help="where to write one line a request")
     args = parser.parse_args(argv)
@@ -400,7 +408,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if set(faults) - set(FAULTS):
         parser.error(f"unknown faults: {', '.join(sorted(set(faults) - set(FAULTS)))}")
     with contextlib.suppress(KeyboardInterrupt):
-        serve(args.port, Timing(args.ttft, args.itl), faults, args.log)
+        serve(args.port, Timing(args.ttft, args.itl, args.spread), faults, args.log)
 
 
 @dataclass(frozen=True)
@@ -422,7 +430,7 @@ def serving(folder: Path, timing: Timing = Timing(), faults: Sequence[str] = ())
     output, log = folder / "calibration.out", folder / "calibration.jsonl"
     output.unlink(missing_ok=True)
     argv = [sys.executable, "-m", "fenno.load.calibration", "--ttft", str(timing.ttft), "--itl", str(timing.itl)]
-    argv += ["--faults", ",".join(faults), "--log", str(log)]
+    argv += ["--spread", str(timing.spread), "--faults", ",".join(faults), "--log", str(log)]
     with process.running(argv, log=output, grace=2.0) as child:
         limit = time.monotonic() + 30
         while (words := output.read_text().split())[:1] != ["listening"]:
