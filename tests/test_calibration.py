@@ -18,7 +18,7 @@ from fenno.load import accuracy, calibration, stats
 from fenno.load.accuracy import Accuracy
 from fenno.load.calibration import Served, Server, Timing
 from fenno.load.plan import Plan
-from fenno.load.run import Result, running
+from fenno.load.run import running
 from fenno.recipe import LengthClass, Workload
 
 pytestmark = pytest.mark.scenario
@@ -101,15 +101,15 @@ def test_calibration_measures_this_host_and_would_notice_a_late_client(tmp_path:
         with running(dataclasses.replace(plan, url=server.url), tmp_path / "run") as load:
             result = load.wait()
         served = server.served()
-    found = accuracy.accuracy(result, served)
+    found = accuracy.accuracy(plan, result.state, result.records, served)
     assert found.exact
     assert found.requests > 20
     assert 0 < found.ttft[0] < 5
     assert found.tokens_per_second == pytest.approx(5 * 10 / 0.141, rel=0.15)
     late = [dataclasses.replace(r, first=(r.first or 0.0) + 0.5) for r in result.records]
-    assert accuracy.accuracy(Result(plan, tmp_path, late, result.state), served).ttft[0] > 500
+    assert accuracy.accuracy(plan, result.state, late, served).ttft[0] > 500
     lost = [dataclasses.replace(r, token_count=r.token_count - 1) for r in result.records]
-    assert not accuracy.accuracy(Result(plan, tmp_path, lost, result.state), served).exact
+    assert not accuracy.accuracy(plan, result.state, lost, served).exact
 
 
 GOOD = Accuracy(

@@ -23,6 +23,7 @@ from stub.waiting import until
 from fenno.errors import LoadError, UsageError
 from fenno.load import calibration, job, stats
 from fenno.load import plan as plans
+from fenno.load import raw as raws
 from fenno.load.calibration import FAULTS, Served, Timing
 from fenno.load.plan import Plan, Request
 from fenno.load.run import Result, run, running
@@ -195,7 +196,7 @@ def test_stamps_agree_with_the_servers_log(runs: Runs) -> None:
 
 def test_reported_percentiles_are_those_of_the_raw_records(runs: Runs) -> None:
     result, _, _ = runs["closed_loop"].result()
-    lines = [json.loads(line) for path in result.folder.glob("records-*.jsonl") for line in path.read_text().splitlines()]
+    lines = [json.loads(line) for path in raws.files(result.folder) for line in path.read_text().splitlines()]
     raw = sorted((r["first"] - r["sent"]) * 1e3 for r in lines if r["phase"] == "counted" and r["outcome"] == "ok")
     assert result.state.start is not None
     assert result.state.end is not None
@@ -223,7 +224,7 @@ def test_connections_are_kept_alive(runs: Runs) -> None:
 
 def test_two_processes_share_the_arrivals_of_one_plan(runs: Runs) -> None:
     result, served, _ = runs["two_processes"].result()
-    assert len(list(result.folder.glob("records-*.jsonl"))) == 2
+    assert len(raws.files(result.folder)) == 2
     numbers = sorted(int(r.id.rpartition("-")[2]) for r in result.records if r.phase == "counted")
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), "every request of the window once"
     assert all(r.ok for r in result.records if r.phase == "counted")

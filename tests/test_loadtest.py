@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from stub.harness import Done, Place, side_by_side
 
-from fenno.load import record
+from fenno.load import raw
 from fenno.load.record import Record
 
 pytestmark = pytest.mark.scenario
@@ -33,8 +33,7 @@ class Story:
     place: Place
 
     def records(self) -> list[Record]:
-        lines = [line for path in self.folder.glob("records-*.jsonl") for line in path.read_text().splitlines()]
-        return [record.parse(line) for line in lines]
+        return list(raw.records(self.folder))
 
     def lines(self, name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]

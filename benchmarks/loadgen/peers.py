@@ -36,7 +36,7 @@ from typing import Any
 
 import psutil
 
-from fenno.load import calibration, run, stats
+from fenno.load import calibration, raw, stats
 from fenno.load.calibration import Served, Timing
 
 STREAMS, PROMPT, RAMP, WARMUP = 200, 256, 2, 5
@@ -133,7 +133,7 @@ def fenno(job: Job) -> Times:
     argv = [sys.executable, "-m", "fenno", "loadtest", "peers.yaml", "--users", STREAMS, "--out", job.folder / "out", "--json"]
     job.run(*argv, "--warmup", f"{RAMP + WARMUP}s", "--duration", f"{job.seconds - RAMP - WARMUP}s")
     found = next(job.folder.glob("out/*/**/records-*.jsonl")).parent
-    return [(r.sent, r.ttft) for r in run.new_records(found, {}) if r.ok]
+    return [(r.sent, r.ttft) for r in raw.records(found) if r.ok]
 
 
 def locust(job: Job) -> Times:

@@ -14,8 +14,10 @@ from typing import Any
 from fenno.errors import UsageError
 from fenno.load import plan as plans
 from fenno.load.calibration import Served, Timing, serving
+from fenno.load.client import ClientState
 from fenno.load.plan import Plan
-from fenno.load.run import Result, running
+from fenno.load.record import Record
+from fenno.load.run import running
 from fenno.load.stats import percentile
 
 BEYOND = 10.0  # seconds to measure at each load above the one asked for
@@ -67,11 +69,10 @@ def errors(values: Iterable[float]) -> Figures:
     return p50, p95, p99, round(ordered[-1], 3)
 
 
-def accuracy(result: Result, served: Mapping[str, Served]) -> Accuracy:
+def accuracy(plan: Plan, state: ClientState, records: Sequence[Record], served: Mapping[str, Served]) -> Accuracy:
     """Pair the records of a run with the server's log."""
-    state, plan = result.state, result.plan
     started, ended = state.start or 0.0, state.end or 0.0
-    counted = [r for r in result.records if r.phase == "counted"]
+    counted = [r for r in records if r.phase == "counted"]
     mine = [(r, served[r.id]) for r in counted if r.id in served]
     begun = [(r.first - r.sent, s.writes[0] - s.received) for r, s in mine if r.first is not None and s.writes]
     whole = [(r, s) for r, s in mine if r.ok]
@@ -104,7 +105,7 @@ def measure(plan: Plan, folder: Path, clock: Timing) -> Accuracy:
             backlog = load.client().backlog
             result = load.stop()
         time.sleep(0.1)  # the server notes the connections that were closed
-        return replace(accuracy(result, server.served()), backlog=backlog)
+        return replace(accuracy(plan, result.state, result.records, server.served()), backlog=backlog)
 
 
 def timing(plan: Plan, tokens_per_second: float | None, ttft: float = Timing.ttft) -> Timing:

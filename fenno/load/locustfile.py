@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -11,7 +12,7 @@ from typing import Any
 import gevent
 from locust import User, events, task
 
-from fenno.load import client
+from fenno.load import client, raw
 from fenno.load import plan as plans
 from fenno.load.sender import loops
 from fenno.load.sender.conductor import TICK, Conductor
@@ -32,7 +33,7 @@ def _begin(environment: Any, **_: Any) -> None:
         gevent.spawn(_wait_for_all, environment, folder, plan.processes)
         return
     try:
-        recorder = Recorder(plan, Spool(folder / f"records-{os.getpid()}.jsonl"))
+        recorder = Recorder(plan, Spool(functools.partial(raw.file, folder, os.getpid()), raw.FULL))
         index = max(0, environment.runner.worker_index) if plan.processes > 1 else 0
         environment.fenno = traffic = Traffic(plan, index, common_start(folder), recorder)
         conductor = Conductor(traffic, folder, environment.runner)

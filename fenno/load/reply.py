@@ -89,7 +89,7 @@ def _message(reply: Reply, event: Event, value: dict[str, Any]) -> None:
         return
     usage = value.get("usage")
     if usage:
-        reply.prompt_tokens, reply.completion_tokens = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        reply.prompt_tokens, reply.completion_tokens = (_count(usage.get(f"{name}_tokens")) for name in ("prompt", "completion"))
     for choice in value.get("choices") or ():
         reply.finish = choice.get("finish_reason") or reply.finish
         kind = _kind(choice)
@@ -97,6 +97,11 @@ def _message(reply: Reply, event: Event, value: dict[str, Any]) -> None:
             reply.said.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
         if kind:
             reply.marks.append((event.time, kind))
+
+
+def _count(value: Any) -> int | None:
+    """A number of tokens as a server says it; None for what can be none."""
+    return value if type(value) is int and 0 <= value < 2**31 else None
 
 
 def _kind(choice: dict[str, Any]) -> str | None:
@@ -123,7 +128,7 @@ def _error_of(body: bytes) -> str:
 
 def _sentence(error: Any) -> str:
     text = error.get("message", error) if isinstance(error, dict) else error
-    return str(text)[:300]
+    return str(text)[:300].encode(errors="replace").decode()  # JSON allows halves of characters, and files do not
 
 
 def outcome(response: Response, reply: Reply, asked: int, exact: bool) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import socket
 import sys
@@ -14,13 +15,14 @@ from urllib.parse import urlsplit
 
 from fenno import process
 from fenno.errors import DiskError, LoadError, ProcessError
-from fenno.load import client, plan, prompts, record
+from fenno.load import client, plan, prompts, raw
 from fenno.load.client import ClientState
 from fenno.load.plan import Plan
 from fenno.load.record import Record
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 START = 60.0  # seconds until the client must have reported itself
+PACK = 1.0  # seconds between two looks for files that are full
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,12 @@ class Result:
 
     plan: Plan
     folder: Path
-    records: list[Record]
     state: ClientState
+
+    @functools.cached_property
+    def records(self) -> list[Record]:
+        """Every record, in the order in which each client process ended them; read when they are first asked for."""
+        return list(raw.records(self.folder))
 
 
 class LoadRun:
@@ -56,8 +62,9 @@ class LoadRun:
         return False
 
     def records(self) -> list[Record]:
-        """Every record so far, in the order the requests ended. Each call reads only what is new; the list is the same one."""
-        self._records += new_records(self.folder, self._read)
+        """Every record so far, in the order the requests ended. Each call reads only what is new; the list is the same one.
+        Not for a run that `wait` packs."""
+        self._records += raw.new(self.folder, self._read)
         return self._records
 
     def client(self) -> ClientState:
@@ -70,33 +77,28 @@ class LoadRun:
         with contextlib.suppress(ProcessError):
             self._child.wait(5)
         self._child.stop()
-        return Result(self.plan, self.folder, self.records(), self.client())
+        return Result(self.plan, self.folder, self.client())
 
     def wait(self) -> Result:
-        """Wait for its end. Raises `LoadError` when the client died, or when the endpoint never answered."""
+        """Wait for its end, and pack what is full meanwhile. Raises `LoadError` when the client died, or when the endpoint never
+        answered."""
+        packed = time.monotonic()
         while not self.poll():
+            if time.monotonic() - packed > PACK:
+                raw.pack(self.folder)
+                packed = time.monotonic()
             time.sleep(0.05)
         return self.result()
 
     def result(self) -> Result:
         """What came of a run that is over. Raises as `wait` does."""
-        records, state = self.records(), self.client()
+        ended = Result(self.plan, self.folder, self.client())
+        records, state = ended.records, ended.state
         if state.phase in client.LIVE:
             raise LoadError(f"the load client ended early: {_last_line(self._child.log)}", f"see {self._child.log}")
         if records and all(r.outcome == "connect" for r in records):
             raise LoadError(f"{self.plan.url} never answered: {records[-1].error}", "is the server running, and is the port right?")
-        return Result(self.plan, self.folder, records, state)
-
-
-def new_records(folder: Path, read: dict[Path, int]) -> Iterator[Record]:
-    """The records in `folder` that are whole, one at a time, beyond the bytes already `read` of each file, which grow by them."""
-    for path in sorted(folder.glob("records-*.jsonl")):
-        with path.open("rb") as file:
-            file.seek(read.get(path, 0))
-            for line in file:
-                if line.endswith(b"\n"):
-                    read[path] = read.get(path, 0) + len(line)
-                    yield record.parse(line.decode())
+        return ended
 
 
 def state(folder: Path) -> ClientState:
@@ -115,7 +117,8 @@ def running(plan_: Plan, folder: Path, log: Path | None = None) -> Iterator[Load
     check(plan_)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for old in (*folder.glob("records-*.jsonl"), *folder.glob("client-*.jsonl"), *folder.glob("enough-*")):
+        raw.clear(folder)
+        for old in (*folder.glob("client-*.jsonl"), *folder.glob("enough-*")):
             old.unlink()
         for name in ("start", "stop"):
             (folder / name).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ from fenno import process
 from fenno.engine import watch
 from fenno.engine.watch import Seen
 from fenno.errors import DiskError, UsageError
-from fenno.load import plan, probe, run
+from fenno.load import plan, probe, raw, run
 from fenno.load.plan import Plan
 from fenno.load.probe import Probe
 from fenno.load.record import Record
@@ -88,7 +88,7 @@ def newest(out: Path) -> Path:
 def records(folder: Path) -> Iterator[Record]:
     """The records of the load test in `folder`, one at a time. Raises `UsageError` when there is none."""
     _plan(folder)
-    return run.new_records(folder, {})
+    return raw.records(folder)
 
 
 def start(folder: Path) -> float:
@@ -111,10 +111,10 @@ def _plan(folder: Path) -> Plan:
 
 def _result(folder: Path) -> Result:
     plan_ = _plan(folder)
-    records, state = list(run.new_records(folder, {})), run.state(folder)
-    if state.end is None:
-        state = replace(state, end=max((r.end for r in records), default=state.start))
-    return Result(plan_, folder, records, state)
+    result = Result(plan_, folder, run.state(folder))
+    if result.state.end is not None:
+        return result
+    return replace(result, state=replace(result.state, end=max((r.end for r in result.records), default=result.state.start)))
 
 
 def _seen(folder: Path, visible: str | None, notes: tuple[str, ...]) -> Seen:

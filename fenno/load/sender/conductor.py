@@ -31,7 +31,7 @@ class Conductor:
             versions=_versions(),
             asked=traffic.users if self.plan.users else None,
         )
-        self._states = Spool(folder / f"client-{traffic.index}.jsonl")
+        self._states = Spool(lambda _: folder / f"client-{traffic.index}.jsonl")
         self._lags = Delays()
         self._marks: list[tuple[float, float, float]] = []  # time, in-flight area, processor time: at the window's start, and last
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,10 +17,12 @@ class Spool:
     """Lines for a file, written by a thread: a disk that is busy would stop the loop for tens of milliseconds.
 
     The thread does nothing but write bytes, which needs no interpreter lock; with it, it could stop the loop for 5 ms itself.
+    `name`: of the first file, the second, ...; one of `full` bytes or more is followed by the next.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("ab")
+    def __init__(self, name: Callable[[int], Path], full: float = math.inf) -> None:
+        self._name, self._full, self._number = name, full, 1
+        self._file = name(1).open("ab")
         self._lines: list[str] = []
         self._job: Any = None
 
@@ -39,6 +43,10 @@ class Spool:
         try:
             self._file.write(data)
             self._file.flush()
+            if self._file.tell() >= self._full:
+                self._file.close()
+                self._number += 1
+                self._file = self._name(self._number).open("ab")
         except OSError as error:
             give_up(error)
 
