@@ -1,14 +1,16 @@
 """What an order and its limits do to first tokens: arms on one running engine, interleaved, the same arrivals for each.
 
-usage: python benchmarks/scheduler/study.py RECIPE [--flag 'api-server-count: 4'] [--cap 256] [--budget 2048] [--share 0.85]
-           [--arm NAME=KNOB:VALUE,...]... [--seeds 5] [--warmup 12] [--window 15] [--seconds 480] --out DIR
+usage: python benchmarks/scheduler/study.py STUDY.yaml --out DIR [--seconds 900]
 
-One server with fenno's scheduler. What it can do under `--cap` sequences and `--budget` tokens a step is measured first, by a
-closed loop of twice as many users; `--share` of that rate is the load, an open loop with Poisson arrivals (0.95 was too much for
-a level queue on an H200). Arms are sets of live
-knobs, laid over first come, first served under that cap and budget; each is measured once a seed, every second seed in the other
-order. TTFT percentiles in ms by class, over every request that was due in the window. DIR/study.json is written after every trial,
-so that what was measured before the `--seconds` ended is kept. This Python needs fenno; the recipe's engine may have another.
+One server with fenno's scheduler. A study has parts, and each part limits: `cap` sequences that run and `budget` tokens a step.
+What the server can do under them is measured first, by a closed loop of twice as many users as `cap`; the part's load is `share`
+of that, in tokens, or another part's (`as`), or `rate` requests a second: an open loop with Poisson arrivals. Arms are sets of
+live knobs, laid over first come, first served under the part's limits; each is measured once a seed, every second seed in the
+other order.
+`unset: MEAN`: chat clients set no limit to their answers, whose lengths are geometric with that mean (a bias on
+the end token of a model whose tokens are equally likely). TTFT percentiles in ms by class, over every request that was due in the
+windows of all seeds. DIR/study.json is written after every trial: what was measured before the `--seconds` ended is kept. This
+Python needs fenno; the recipe's engine may have another.
 """
 
 from __future__ import annotations
@@ -18,26 +20,29 @@ import dataclasses
 import datetime
 import json
 import math
-import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fenno import machine, recipe
-from fenno.load import job
+from fenno.engine import dummy
+from fenno.load import endpoint, job
 from fenno.load import run as load
 from fenno.load.plan import Plan
+from fenno.load.stats import rank
 from fenno.recipe import Recipe
 from fenno.tune import bench
 from fenno.tune import run as runs
 from fenno.tune import space as spaces
 
-# Short first under one client's priority, and what vLLM has of its own against long prompts.
-ARMS = ("fcfs=policy:fcfs", "token-aware=policy:token_aware")
+# The dummy models' vocabulary as the engine pads it, and the token that ends an answer.
+VOCABULARY, END = 320, dummy.VOCABULARY + dummy.SPECIAL.index("<|endoftext|>")
+CLOSED_WARMUP, CLOSED_WINDOW = 20.0, 15.0
+KEPT = "valid reasons flags qps ttft e2el completed requests classes client output_tokens token_throughput".split()
 
 
 class Said:
@@ -52,104 +57,171 @@ class Said:
     def watch(self, share: float, text: str) -> None: ...
 
 
-def arm(text: str) -> tuple[str, dict[str, Any]]:
-    name, _, knobs = text.partition("=")
-    pairs = (knob.partition(":") for knob in knobs.split(","))
-    return name, {knob: yaml.safe_load(value) for knob, _, value in pairs}
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """One part of a study; see the head of this file."""
+
+    cap: int
+    budget: int
+    arms: dict[str, dict[str, Any]]
+    seeds: int = 5
+    share: float | None = None
+    like: str | None = None
+    rate: float | None = None
+    warmup: float = 12.0
+    window: float = 15.0
+    unset: float | None = None
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        return {spaces.CAP: self.cap, spaces.BUDGET: self.budget, spaces.POLICY: "fcfs"}
+
+    def traffic(self, fitted: Plan) -> Plan:
+        """`fitted` with this part's answers."""
+        if self.unset is None:
+            return fitted
+        # Of V tokens as likely as each other, one that is e to the bias times as likely ends an answer with probability 1 / mean.
+        bias = math.log((VOCABULARY - 1) / (self.unset - 1))
+        free = {"max_tokens": None, "temperature": 1.0, "logit_bias": {str(END): bias}}
+        workload = fitted.workload.model_copy(update={"ignore_eos": False})
+        # Only a chat goes on without a limit: the completions endpoint's own is 16.
+        return endpoint.fitted(dataclasses.replace(fitted, endpoint="chat", workload=workload, extra_body=free))
 
 
-def with_flags(chosen: Recipe, flags: list[str]) -> Recipe:
-    more = dict(pair for flag in flags for pair in yaml.safe_load(flag).items())
-    return chosen.model_copy(update={"engine": chosen.engine.model_copy(update={"flags": {**chosen.engine.flags, **more}})})
+@dataclasses.dataclass
+class Study:
+    """A study that runs. `found` is what is written."""
 
+    chosen: Recipe
+    seat: bench.Running
+    parts: dict[str, Part]
+    out: Path
+    seconds: float
+    found: dict[str, Any]
 
-def measured(running: bench.Running, chosen: Recipe, plan: Plan, folder: Path) -> dict[str, Any]:
-    """`fenno loadtest`'s document of one run, less what every run of the study shares."""
-    document = job.document(load.run(plan, folder), chosen.targets)
-    return {
-        name: document[name]
-        for name in ("valid", "reasons", "flags", "qps", "ttft", "e2el", "completed", "requests", "classes", "client")
-    }
-
-
-def study(asked: argparse.Namespace, out: Path) -> None:
-    chosen = with_flags(recipe.load(recipe.find(asked.recipe)), asked.flag)
-    known, space = runs.known_space(chosen)
-    limits = {**spaces.live_part(space.defaults, space), spaces.CAP: asked.cap, spaces.BUDGET: asked.budget}
-    found: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "host": dataclasses.asdict(machine.probe()),
-        "vllm": known.engine.version,
-        "recipe": asked.recipe,
-        "flags": asked.flag,
-        "limits": limits,
-        "share": asked.share,
-        "trials": [],
-    }
-    with bench.Engines(chosen, out / "study", space, Said()).wide({}) as seat:
-        seat.move({**limits, spaces.POLICY: "fcfs"})
-        closed = dataclasses.replace(
-            seat.fitted, rate=None, users=2 * asked.cap, warmup=asked.warmup, duration=asked.window, arm="closed", seed=99
-        )
-        found["closed_loop"] = measured(seat, chosen, closed, out / "closed")
-        rate = found["rate"] = asked.share * found["closed_loop"]["qps"]
-        Said().say(f"closed loop: {found['closed_loop']['qps']:.1f} requests/s; load: {rate:.1f}")
-        for seed in range(1, asked.seeds + 1):
-            for name, knobs in asked.arms if seed % 2 else asked.arms[::-1]:
-                began = time.monotonic()
-                if began - BEGAN + asked.warmup + asked.window + 15 > asked.seconds:
+    def run(self) -> None:
+        for name, part in self.parts.items():
+            rate = self.found["parts"][name]["rate"] = self.load(name, part)
+            self.save()
+            for seed, arm in order(part):
+                if time.monotonic() - BEGAN + part.warmup + part.window + 15 > self.seconds:
                     return
-                seat.move({**limits, **knobs})
-                plan = dataclasses.replace(
-                    seat.fitted, rate=rate, warmup=asked.warmup, duration=asked.window, arm=f"{name}-{seed}", seed=seed
-                )
-                one = measured(seat, chosen, plan, out / "trials" / f"{name}-{seed}")
-                found["trials"].append({"arm": name, "knobs": knobs, "seed": seed, **one})
-                (out / "study.json").write_text(json.dumps(found, indent=1))
-                Said().say(f"{name} seed {seed} ({time.monotonic() - began:.0f} s): {shown(one)} {'; '.join(one['reasons'])}")
+                self.trial(name, part, rate, seed, arm)
+
+    def load(self, name: str, part: Part) -> float:
+        """Requests a second of `part`."""
+        if part.like:
+            return float(self.found["parts"][part.like]["rate"])
+        if part.rate:
+            return part.rate
+        self.seat.move(part.limits)
+        plan = dataclasses.replace(
+            part.traffic(self.seat.fitted),
+            rate=None,
+            users=2 * part.cap,
+            warmup=CLOSED_WARMUP,
+            duration=CLOSED_WINDOW,
+            arm=f"{name}-closed",
+            seed=99,
+        )
+        closed = self.found["parts"][name]["closed_loop"] = self.measured(plan)
+        assert part.share
+        # By tokens: after a closed loop's start short answers end first, and requests a second look like more than can be held.
+        capacity = closed["token_throughput"] / (part.unset or mean_answer(self.chosen))
+        Said().say(f"{name}: {closed['token_throughput']:.0f} tokens/s, {closed['qps']:.1f} requests/s; capacity {capacity:.1f}")
+        return part.share * float(capacity)
+
+    def trial(self, name: str, part: Part, rate: float, seed: int, arm: str) -> None:
+        began = time.monotonic()
+        self.seat.move({**part.limits, **part.arms[arm]})
+        plan = dataclasses.replace(
+            part.traffic(self.seat.fitted),
+            rate=rate,
+            warmup=part.warmup,
+            duration=part.window,
+            arm=f"{name}-{arm}-{seed}".replace(" ", "-"),
+            seed=seed,
+        )
+        one = self.measured(plan)
+        self.found["trials"].append({"part": name, "arm": arm, "seed": seed, **one})
+        self.save()
+        Said().say(f"{name}, {arm}, seed {seed} ({time.monotonic() - began:.0f} s): {shown(one)} {'; '.join(one['reasons'])}")
+
+    def measured(self, plan: Plan) -> dict[str, Any]:
+        """`fenno loadtest`'s document of one run, less what every run of the study shares, and every TTFT."""
+        result = load.run(plan, self.out / "trials" / str(plan.arm))
+        document = job.document(result, self.chosen.targets)
+        counted = [r for r in result.records if r.phase == "counted"]
+        ttfts = {c: [round(r.ttft * 1e3, 1) if r.ok else None for r in counted if r.cls == c] for c in {r.cls for r in counted}}
+        return {**{name: document[name] for name in KEPT if name in document}, "ttfts_ms": ttfts}
+
+    def save(self) -> None:
+        (self.out / "study.json").write_text(json.dumps(self.found))
+
+
+def order(part: Part) -> Iterator[tuple[int, str]]:
+    """Seed and arm of every trial."""
+    for seed in range(1, part.seeds + 1):
+        for arm in list(part.arms)[:: 1 if seed % 2 else -1]:
+            yield seed, arm
+
+
+def mean_answer(chosen: Recipe) -> float:
+    """Tokens of an answer, over the workload's classes."""
+    classes = chosen.workload.classes
+    answers = [c.output_tokens for c in classes]
+    assert all(isinstance(a, int) for a in answers), "classes of one length each are what this study reckons with"
+    return sum(c.share * a for c, a in zip(classes, answers, strict=True) if isinstance(a, int)) / sum(c.share for c in classes)
 
 
 def shown(one: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {triple(figures['ttft'])}" for name, figures in one["classes"].items())
+    return ", ".join(f"{name} {triple(figures)}" for name, figures in sorted(one["ttfts_ms"].items()))
 
 
-def triple(ttft: dict[str, Any]) -> str:
-    return "/".join("late" if ttft[p] is None else f"{ttft[p]:.0f}" for p in ("p50", "p95", "p99"))
+def triple(ttfts: list[float | None]) -> str:
+    """P50/P95/P99 by nearest rank; a request that failed took for ever."""
+    times = sorted(math.inf if t is None else t for t in ttfts)
+    return "/".join(f"{times[rank(len(times), p)]:.0f}" for p in (50, 95, 99))
 
 
 def table(trials: list[dict[str, Any]]) -> str:
-    """Medians over the seeds, by arm and class; a figure that lies among failures counts as infinite."""
-    lines = ["| arm | seeds | class | TTFT P50/P95/P99, ms | E2EL P95, ms |", "| --- | --- | --- | --- | --- |"]
-    for name in dict.fromkeys(t["arm"] for t in trials):
-        mine = [t for t in trials if t["arm"] == name]
-        for cls in mine[0]["classes"]:
-            rows = [t["classes"][cls] for t in mine]
-            first = {p: median(row["ttft"][p] for row in rows) for p in ("p50", "p95", "p99")}
-            lines.append(f"| {name} | {len(mine)} | {cls} | {triple(first)} | {median(row['e2el']['p95'] for row in rows):.0f} |")
+    """Percentiles over the requests of all seeds, by part, arm and class."""
+    lines = ["| part | arm | seeds | class | TTFT P50/P95/P99, ms |", "| --- | --- | --- | --- | --- |"]
+    for part, arm in dict.fromkeys((t["part"], t["arm"]) for t in trials):
+        mine = [t["ttfts_ms"] for t in trials if (t["part"], t["arm"]) == (part, arm)]
+        for cls in sorted({c for t in mine for c in t}):
+            pooled = [x for t in mine for x in t.get(cls, [])]
+            lines.append(f"| {part} | {arm} | {len(mine)} | {cls} | {triple(pooled)} |")
     return "\n".join(lines)
 
 
-def median(values: Iterable[float | None]) -> float:
-    return statistics.median(math.inf if value is None else value for value in values)
+def start(asked: argparse.Namespace) -> None:
+    told = yaml.safe_load(asked.study.read_text())
+    chosen = recipe.load(recipe.find(told["recipe"]))
+    engine = chosen.engine.model_copy(update={"flags": {**chosen.engine.flags, **told.get("flags", {})}})
+    chosen = chosen.model_copy(update={"engine": engine})
+    parts = {name: Part(**{"like" if k == "as" else k: v for k, v in part.items()}) for name, part in told["parts"].items()}
+    known, space = runs.known_space(chosen)
+    found = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "host": dataclasses.asdict(machine.probe()),
+        "vllm": known.engine.version,
+        "study": told,
+        "parts": {name: {} for name in parts},
+        "trials": [],
+    }
+    with bench.Engines(chosen, asked.out / "study", space, Said()).wide({}) as seat:
+        Study(chosen, seat, parts, asked.out, asked.seconds, found).run()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe")
-    parser.add_argument("--flag", action="append", default=[])
-    parser.add_argument("--cap", type=int, default=256)
-    parser.add_argument("--budget", type=int, default=2048)
-    parser.add_argument("--share", type=float, default=0.85)
-    parser.add_argument("--arm", action="append", type=arm, dest="arms")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--warmup", type=float, default=12.0)
-    parser.add_argument("--window", type=float, default=15.0)
-    parser.add_argument("--seconds", type=float, default=480.0)
+    parser.add_argument("study", type=Path)
+    parser.add_argument("--seconds", type=float, default=900.0)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
-    asked.arms = asked.arms or [arm(text) for text in ARMS]
     asked.out.mkdir(parents=True, exist_ok=True)
-    study(asked, asked.out)
+    start(asked)
     print(table(json.loads((asked.out / "study.json").read_text())["trials"]))
 
 
