@@ -204,6 +204,7 @@ CASES: list[tuple[str, Facts, Status, str]] = [
     ),
     ("python.flash-attention-used", package("flash-attn", "2.8.3+fenno.bf16"), "warn", "here is a trimmed flash-attn"),
     ("python.edited-files", stack(drift={"vllm": Drift(("vllm/envs.py",), ())}), "warn", "vllm/envs.py differ from RECORD"),
+    ("python.edited-files", stack(drift={"vllm": Drift((), (), 0, 9, (*"abc",))}), "warn", "a, b and 1 more of RECORD missing"),
     ("python.shared-cache", stack(drift={"vllm": Drift(("vllm/a.py",), ("vllm/a.py",), 9)}), "fail", "vllm: vllm/a.py was edited"),
     ("engine.installed", replace(GOOD, engine=None), "fail", "none under /env/bin/python"),
     (

