@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +43,11 @@ def loadtest(
     api_key_env: Annotated[str | None, typer.Option(help="the variable that holds the API key")] = None,
     extra_body: Annotated[str | None, typer.Option(help="a JSON object laid over every request")] = None,
     ca_file: Annotated[Path | None, typer.Option(help="the certificate authority of an https URL")] = None,
-    processes: Annotated[int, typer.Option(help="client processes")] = 1,
+    processes: Annotated[int, typer.Option(help="client processes; with --worker, each is a worker")] = 1,
+    master: Annotated[bool, typer.Option("--master", help="have --workers on other hosts send the load")] = False,
+    workers: Annotated[int | None, typer.Option(min=1, help="with --master: wait for so many")] = None,
+    bind: Annotated[str, typer.Option(help="with --master: where the workers find it")] = "127.0.0.1:5557",
+    worker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="send what that master wants sent")] = None,
     target: TargetOption = None,
     find_capacity: Annotated[bool, typer.Option("--find-capacity", help="the largest steady rate that meets the targets")] = False,
     budget: Annotated[str, typer.Option(help="how long --find-capacity may take")] = "15m",
@@ -57,7 +62,10 @@ def loadtest(
     from fenno import recipe
     from fenno.load import job, loadtest
 
+    if worker is not None:
+        raise typer.Exit(work_for(worker, out, processes, header or (), api_key_env))
     # All that may be wrong with it is found before an engine is started.
+    processes, where_bound = led(master, workers, bind, processes, alone=find_capacity or calibrate)
     if calibrate and where is None:
         chosen = job.of_nobody(endpoint)
     else:
@@ -79,6 +87,7 @@ def loadtest(
         timeout=parse(units.duration, timeout),
         prompts=prompts,
         processes=processes,
+        bind=where_bound,
         headers=header or (),
         extra_body=extra_body,
     )
@@ -91,6 +100,33 @@ def loadtest(
             raise typer.Exit(capacity_of(running, fitted, folder, units.duration(budget)))
         document = loadtest.measure(fitted, running, chosen, folder, probing=probe, gpu_price=gpu_price)
     raise typer.Exit(tell_load(document, table=not as_json))
+
+
+def led(master: bool, workers: int | None, bind: str, processes: int, *, alone: bool) -> tuple[int, str | None]:
+    """How many processes send the load, and where they find this one when they are on other hosts. Raises `UsageError`."""
+    from fenno.load import hosts
+
+    if not master:
+        if workers is not None:
+            raise UsageError("--workers is for --master", "give --processes for several on this host")
+        return processes, None
+    if workers is None or processes != 1 or alone:
+        raise UsageError("--master takes --workers N and one load", "leave out --processes, --find-capacity and --calibrate")
+    host, port = hosts.address(bind)
+    console.say(f"waiting for {workers} workers at {host}:{port}: on each of their hosts, fenno loadtest --worker HOST:{port}")
+    return workers, bind
+
+
+def work_for(master: str, out: Path, processes: int, headers: Sequence[str], api_key_env: str | None) -> int:
+    """Be a worker of that master until it is through. Returns the exit code."""
+    from fenno.load import job, worker
+
+    folder = out / f"worker-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    known = dict(job.header(text) for text in headers)
+    state = worker.work(master, folder, processes=processes, headers=known, api_key_env=api_key_env, say=console.say)
+    mine = [vars(each) for each in state.workers]
+    console.result({"ended": state.phase, "sent": state.sent, "workers": mine, "folder": str(folder)})
+    return errors.OK
 
 
 def with_goal(chosen: Recipe, target: list[str] | None, needed: bool) -> Recipe:
@@ -149,11 +185,11 @@ def tell_load(document: dict[str, Any], *, table: bool) -> int:
 
 def calibration_of(chosen: Recipe, plan: Plan, folder: Path, tokens_per_second: float | None) -> int:
     """Measure how well this host measures at a plan's load, print it, and return the exit code."""
-    from fenno.load import accuracy
+    from fenno.load import accuracy, stats
 
     check_prompts(plan.workload.prompts)
     # As for a load test: 1 ms, or 1 % of the latency that is judged.
-    bound = max(1.0, 10.0 * (chosen.targets.p95_ttft or 0.0))
+    bound = stats.client_bound(chosen.targets.p95_ttft)
     clock = accuracy.timing(plan, tokens_per_second)
     document = accuracy.document(accuracy.calibrate(plan, folder, bound, clock, console.say), bound, folder)
     console.say(document["sentence"], style="bold")

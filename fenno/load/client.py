@@ -19,6 +19,7 @@ from fenno.load.record import Phase
 from fenno.load.stats import rank
 
 LIVE = ("starting", "warmup", "counted", "drain")
+ENDS = ("done", "stopped", "gone", "lost")
 
 
 def take_precedence() -> None:
@@ -88,10 +89,21 @@ class Delays:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Worker:
+    """A client process on a host of its own: how far its clock is ahead of the run's, and within what that is known, at the worst
+    moment of the window. Its stamps are on the run's clock already."""
+
+    name: str
+    offset_ms: float = 0.0
+    uncertainty_ms: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class ClientState:
     """The client at one moment. `start` and `end` bound the counted window on the monotonic clock, `end` once it is over.
 
-    `phase`: one of `LIVE`, then "done", "stopped" (asked to) or "gone" (the endpoint refused connections, see `reason`).
+    `phase`: one of `LIVE`, then "done", "stopped" (asked to), "gone" (the endpoint refused connections, see `reason`) or "lost"
+    (a worker on another host died).
     `cpu`: processor time of the busiest process during the window, as a share of one core. `in_flight_mean`: time-averaged over
     the window. `lag` and `lateness` are of the window too.
     """
@@ -114,6 +126,7 @@ class ClientState:
     counted_done: int = 0
     backlog: int = 0  # reads of ended streams whose events are not read yet
     versions: dict[str, str] = field(default_factory=dict)
+    workers: tuple[Worker, ...] = ()
 
     def dump(self) -> str:
         return json.dumps(asdict(self))
@@ -123,7 +136,8 @@ def parse(text: str) -> ClientState:
     """What `ClientState.dump` wrote; what another version said beyond that is left out. Raises `ValueError`."""
     known = {f.name for f in fields(ClientState)}
     data = {name: value for name, value in json.loads(text).items() if name in known}
-    return ClientState(**{**data, "lag": Delay(**data["lag"]), "lateness": Delay(**data["lateness"])})
+    workers = tuple(Worker(**worker) for worker in data.get("workers", ()))
+    return ClientState(**{**data, "lag": Delay(**data["lag"]), "lateness": Delay(**data["lateness"]), "workers": workers})
 
 
 def last(path: Path) -> ClientState | None:
@@ -135,14 +149,14 @@ def last(path: Path) -> ClientState | None:
 
 
 def merge(states: Sequence[ClientState]) -> ClientState:
-    """One state for several processes: counts add up, delays are the worst process's, and the phase is the earliest."""
+    """One state for several processes: counts add up, delays are the worst process's. The phase is the earliest while some are at
+    work, and then that of the worst end."""
     if len(states) < 2:
         return states[0] if states else ClientState()
-    order = (*LIVE, "done", "stopped", "gone")
-    slowest = min(states, key=lambda s: order.index(s.phase))
+    phase = min((s.phase for s in states if s.phase in LIVE), key=LIVE.index, default=None)
     total = {name: sum(getattr(s, name) for s in states) for name in _SUMS}
     return ClientState(
-        phase=slowest.phase,
+        phase=phase or max((s.phase for s in states), key=ENDS.index),
         reason=next((s.reason for s in states if s.reason), ""),
         traffic=states[0].traffic,
         start=states[0].start,
@@ -152,6 +166,7 @@ def merge(states: Sequence[ClientState]) -> ClientState:
         cpu=max(s.cpu for s in states),
         asked=sum(s.asked or 0 for s in states) if states[0].asked is not None else None,
         versions=states[0].versions,
+        workers=tuple(worker for s in states for worker in s.workers),
         **total,
     )
 
@@ -166,6 +181,11 @@ class Window:
         self.start = start
         self.end = start + duration if duration is not None else None
         self._left = quota
+
+    def move(self, by: float) -> None:
+        """Have it so many seconds later: the clock it is on was set."""
+        self.start += by
+        self.end = self.end + by if self.end is not None else None
 
     def phase(self, at: float) -> Phase:
         """The phase of a request scheduled at `at`; asked once a request, in the order of schedules."""

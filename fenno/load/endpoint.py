@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from fenno.engine import http
 from fenno.errors import LoadError
 from fenno.load import plan as plans
-from fenno.load import trace
+from fenno.load import prompts, trace
 from fenno.load.plan import Plan
 
 JOINTS = (" ", "", "\n")  # what may stand between letters so that each is a token: most tokenizers; those of bytes; others
@@ -26,6 +28,21 @@ def fitted(plan: Plan) -> Plan:
     check_lengths(plan, limit(plan))
     plan = forced(plan)
     return counted(plan) if plan.endpoint == "chat" and not plan.workload.prompts else plan
+
+
+def check(plan: Plan) -> None:
+    """What can be known before a client is started. Raises `LoadError` or `UsageError`."""
+    plan.api_key()
+    if plan.workload.prompts:
+        prompts.load(Path(plan.workload.prompts))
+    parts = urlsplit(plan.url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), timeout=min(10.0, plan.timeout)).close()
+    except OSError as error:
+        raise LoadError(
+            f"nothing answers at {plan.url}: {error.strerror or error}", "is the server running, and is the port right?"
+        ) from error
 
 
 def limit(plan: Plan) -> int | None:

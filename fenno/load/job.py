@@ -6,7 +6,6 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from fenno.engine import command
 from fenno.errors import UsageError
 from fenno.load import stats
 from fenno.load import trace as traces
+from fenno.load.client import ClientState
 from fenno.load.plan import FORCED, Plan
 from fenno.load.run import Result
 from fenno.recipe import Engine, Recipe, Targets, Workload
@@ -56,6 +56,7 @@ def plan(
     timeout: float | None = None,
     prompts: str | None = None,
     processes: int = 1,
+    bind: str | None = None,
     headers: Sequence[str] = (),
     extra_body: str | None = None,
 ) -> Plan:
@@ -83,6 +84,7 @@ def plan(
         arm=arm,
         timeout=timeout or workload.timeout,
         processes=processes,
+        bind=bind,
         api_key_env=command.key_variable(recipe.engine),
         headers=dict(header(text) for text in headers),
         extra_body=body(extra_body),
@@ -173,14 +175,13 @@ def document(result: Result, targets: Targets) -> dict[str, Any]:
         think_time=result.plan.workload.think_time,
         target=targets.p95_ttft,
         levelled=level,
-        phase=state.phase,
+        phase=f"{state.phase}: {state.reason}" if state.phase == "lost" else state.phase,
     )
-    if not counted:
-        fit = replace(fit, valid=False, reasons=(*fit.reasons, "no request was counted"))
+    more = [*([] if counted else ["no request was counted"]), *clocks(state, result.plan, window[1] - window[0], targets)]
     summary = stats.summarize(result.records, window, stats.goodput_limits(targets.latencies()))
     return {
-        "valid": fit.valid,
-        "reasons": list(fit.reasons),
+        "valid": fit.valid and not more,
+        "reasons": [*fit.reasons, *more],
         "flags": flags(result.plan, summary),
         **summary,
         "client": {
@@ -190,10 +191,20 @@ def document(result: Result, targets: Targets) -> dict[str, Any]:
             "in_flight_mean": state.in_flight_mean,
             "in_flight_asked": state.asked,
             "versions": state.versions,
+            "workers": [vars(worker) for worker in state.workers],
         },
         "asked": asked(result.plan),
         "records": str(result.folder),
     }
+
+
+def clocks(state: ClientState, plan: Plan, seconds: float, targets: Targets) -> list[str]:
+    """Why the hosts' clocks do not do for this load: an open loop claims to send on time, and a closed one when its window was.
+    Latencies are each of one host's clock, and need no other."""
+    worst = max((worker.uncertainty_ms for worker in state.workers), default=0.0)
+    bound = stats.client_bound(targets.p95_ttft)
+    most = bound if plan.users is None else max(bound, 10.0 * seconds)
+    return [f"the hosts' clocks are known to each other within {worst:.3g} ms only, {most:.3g} ms allowed"] if worst > most else []
 
 
 def flags(plan: Plan, summary: Mapping[str, Any]) -> list[str]:

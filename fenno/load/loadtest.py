@@ -13,7 +13,7 @@ from fenno.engine import watch
 from fenno.engine.server import Server
 from fenno.engine.watch import Seen
 from fenno.errors import EngineError
-from fenno.load import account, job, probe, run, stored
+from fenno.load import account, endpoint, job, probe, run, stored
 from fenno.load.plan import Plan
 from fenno.load.probe import Probe
 from fenno.load.run import Result
@@ -26,7 +26,7 @@ def measure(
 ) -> dict[str, Any]:
     """Run `plan` against `server` and account for it. `folder` gets the records, the server's samples and the probes; `gpu_price`:
     dollars an hour of one GPU. Raises as `run.run` does."""
-    run.check(plan)
+    endpoint.check(plan)
     asked = Asked(at=time.time(), targets=recipe.targets, gpu_price=gpu_price, probed=probing, visible=watch.visible(server))
     stored.begin(folder, asked)
     with contextlib.ExitStack() as stack:

@@ -10,15 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import gevent
-from locust import User, events, task
+from locust import User, events, runners, task
 
 from fenno.load import client, raw
 from fenno.load import plan as plans
-from fenno.load.sender import loops
+from fenno.load.plan import Plan
+from fenno.load.sender import loops, master, worker
 from fenno.load.sender.conductor import TICK, Conductor
 from fenno.load.sender.recorder import Recorder
 from fenno.load.sender.spool import Spool, give_up
 from fenno.load.sender.traffic import Traffic, common_start
+
+# Who is silent for too long is found in `load/sender/`: locust would share the users out anew whenever a host stood still.
+runners.HEARTBEAT_LIVENESS = runners.MASTER_HEARTBEAT_TIMEOUT = 10**9
+
+
+@events.init.add_listener  # type: ignore[untyped-decorator]
+def _meet(environment: Any, **_: Any) -> None:
+    """Before workers come, or right after this one came to its master."""
+    folder = Path(os.environ["FENNO_LOAD_FOLDER"])
+    environment.worker = worker.of(environment.runner, folder)
+    environment.master = None if environment.worker else master.of(environment.runner, _plan(folder), folder)
 
 
 @events.test_start.add_listener  # type: ignore[untyped-decorator]
@@ -26,24 +38,42 @@ def _begin(environment: Any, **_: Any) -> None:
     """Load the plan. Called in every process; the master of several only waits for the others."""
     client.take_precedence()
     client.make_room()
-    folder = Path(os.environ["FENNO_LOAD_FOLDER"])
-    headers = json.loads(os.environ.get("FENNO_LOAD_HEADERS", "{}"))
-    plan = plans.parse((folder / "plan.json").read_text(encoding="utf-8"), headers)
     if type(environment.runner).__name__ == "MasterRunner":
-        gevent.spawn(_wait_for_all, environment, folder, plan.processes)
+        _lead(environment)
         return
+    me: worker.Worker | None = environment.worker
+    folder = me.folder if me else Path(os.environ["FENNO_LOAD_FOLDER"])
+    plan = _plan(folder)
     try:
-        recorder = Recorder(plan, Spool(functools.partial(raw.file, folder, os.getpid()), raw.FULL))
-        index = max(0, environment.runner.worker_index) if plan.processes > 1 else 0
-        environment.fenno = traffic = Traffic(plan, index, common_start(folder), recorder)
-        conductor = Conductor(traffic, folder, environment.runner)
+        spool = Spool(functools.partial(raw.file, folder, os.getpid()), raw.FULL)
+        recorder = Recorder(plan, spool, me.offset.seconds if me else 0.0)
+        index = me.index if me else max(0, environment.runner.worker_index) if plan.processes > 1 else 0
+        environment.fenno = traffic = Traffic(plan, index, me.start if me else common_start(folder), recorder)
+        conductor = Conductor(traffic, folder, environment.runner, me)
     except OSError as error:
         give_up(error)
+    if me:
+        me.traffic = traffic
+    events.quitting.add_listener(lambda **_: recorder.spool.flush(wait=True))
     for job in (traffic.prepare, recorder.run, conductor.probe, conductor.run):
         gevent.spawn(job).link_exception(_fail)
     gc.collect()
     gc.freeze()
     gc.disable()  # a request leaves no cycle behind, whichever way it ends; a collection would stop the loop for milliseconds
+
+
+def _plan(folder: Path) -> Plan:
+    headers = json.loads(os.environ.get("FENNO_LOAD_HEADERS", "{}"))
+    return plans.parse((folder / "plan.json").read_text(encoding="utf-8"), headers)
+
+
+def _lead(environment: Any) -> None:
+    """The master's part: no traffic."""
+    folder = Path(os.environ["FENNO_LOAD_FOLDER"])
+    if environment.master is not None:
+        environment.master.begin()
+        gevent.spawn(environment.master.watch).link_exception(_fail)
+    gevent.spawn(_wait_for_all, environment, folder, _plan(folder).processes)
 
 
 def _fail(greenlet: Any) -> None:

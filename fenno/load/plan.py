@@ -51,6 +51,7 @@ class Plan:
     timeout: float = 60.0
     arm: int | str = 0
     processes: int = 1
+    bind: str | None = None  # where these processes, on hosts of their own, find this one: ADDRESS:PORT
     api_key_env: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     extra_body: Mapping[str, Any] = field(default_factory=dict)

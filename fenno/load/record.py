@@ -10,7 +10,7 @@ import json
 import math
 import sys
 from array import array
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 Phase = Literal["warmup", "counted", "drain"]
@@ -116,6 +116,13 @@ class Record:
         return self.sent - self.scheduled
 
 
+def moved(record: Record, by: float) -> Record:
+    """The same request with every stamp `by` seconds later: on another host's clock."""
+    stamps = {name: getattr(record, name) for name in _STAMPS}
+    return replace(record, **{name: at + by for name, at in stamps.items() if at is not None})
+
+
+_STAMPS = ("scheduled", "sent", "connected", "headers", "first", "first_answer", "last", "end")
 _FIELDS = tuple(f.name for f in fields(Record))
 _SHARED = ("cls", "arm", "phase", "outcome", "error")  # the same few strings in all records, kept once
 

@@ -11,18 +11,19 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from fenno import process
 from fenno.errors import DiskError, LoadError, ProcessError
-from fenno.load import client, plan, prompts, raw
+from fenno.load import client, endpoint, hosts, plan, raw
 from fenno.load.client import ClientState
 from fenno.load.plan import Plan
 from fenno.load.record import Record
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
+LOCUST = (sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--loglevel", "WARNING", "--exit-code-on-error", "0")
 START = 60.0  # seconds until the client must have reported itself
 PACK = 1.0  # seconds between two looks for files that are full
+GATHER = 600.0  # the same as `START` where workers on other hosts have to come first
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,10 @@ class LoadRun:
         if self._child.poll() is not None:
             return True
         self._began = self._began or self.client().phase != "starting"
-        if not self._began and time.monotonic() - self._started > START:
+        most = START if self.plan.bind is None else GATHER
+        if not self._began and time.monotonic() - self._started > most:
             self._child.stop()
-            raise LoadError(f"the load client did not start within {START:g} s", f"see {self._child.log}")
+            raise LoadError(f"the load client did not start within {most:g} s", f"see {self._child.log}")
         return False
 
     def records(self) -> list[Record]:
@@ -95,7 +97,7 @@ class LoadRun:
         ended = Result(self.plan, self.folder, self.client())
         records, state = ended.records, ended.state
         if state.phase in client.LIVE:
-            raise LoadError(f"the load client ended early: {_last_line(self._child.log)}", f"see {self._child.log}")
+            raise LoadError(f"the load client ended early: {last_line(self._child.log)}", f"see {self._child.log}")
         if records and all(r.outcome == "connect" for r in records):
             raise LoadError(f"{self.plan.url} never answered: {records[-1].error}", "is the server running, and is the port right?")
         return ended
@@ -114,7 +116,7 @@ def running(plan_: Plan, folder: Path, log: Path | None = None) -> Iterator[Load
     Raises `LoadError` when the prompts cannot be read or nothing listens at the address, `UsageError` when the API key is missing,
     `DiskError` when the folder cannot be written.
     """
-    check(plan_)
+    endpoint.check(plan_)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         raw.clear(folder)
@@ -136,26 +138,14 @@ def run(plan_: Plan, folder: Path, log: Path | None = None) -> Result:
         return load.wait()
 
 
-def check(plan_: Plan) -> None:
-    """What can be known before a client is started. Raises `LoadError` or `UsageError`."""
-    plan_.api_key()
-    if plan_.workload.prompts:
-        prompts.load(Path(plan_.workload.prompts))
-    parts = urlsplit(plan_.url)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        socket.create_connection((parts.hostname or "", port), timeout=min(10.0, plan_.timeout)).close()
-    except OSError as error:
-        raise LoadError(
-            f"nothing answers at {plan_.url}: {error.strerror or error}", "is the server running, and is the port right?"
-        ) from error
-
-
 def _argv(plan_: Plan) -> list[str]:
     users = plan_.users if plan_.users is not None else plan_.processes
-    argv = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "-H", plan_.url]
-    argv += ["-u", str(users), "-r", str(users), "--only-summary", "--loglevel", "WARNING", "--exit-code-on-error", "0"]
-    if plan_.processes > 1:
+    argv = [*LOCUST, "--headless", "-H", plan_.url, "-u", str(users), "-r", str(users), "--only-summary"]
+    if plan_.bind is not None:
+        host, number = hosts.address(plan_.bind)
+        argv += ["--master", "--expect-workers", str(plan_.processes)]
+        argv += ["--master-bind-host", host, "--master-bind-port", str(number)]
+    elif plan_.processes > 1:
         port = str(_free_port())
         argv += ["--processes", str(plan_.processes), "--master-bind-host", "127.0.0.1", "--master-bind-port", port]
         argv += ["--master-host", "127.0.0.1", "--master-port", port]
@@ -174,6 +164,6 @@ def _write(path: Path, text: str) -> None:
         raise DiskError(f"cannot write {path}: {error.strerror}", "free some space, or choose another folder") from error
 
 
-def _last_line(log: Path) -> str:
+def last_line(log: Path) -> str:
     text = log.read_text(errors="replace").strip() if log.exists() else ""
     return text.splitlines()[-1] if text else "it printed nothing"

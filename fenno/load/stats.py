@@ -406,6 +406,11 @@ class Validity:
     reasons: tuple[str, ...] = field(default_factory=tuple)
 
 
+def client_bound(target: float | None) -> float:
+    """Milliseconds that the client's own delays may come to: 1, or 1 % of the latency in seconds that is judged."""
+    return max(1.0, 10.0 * target if target else 0.0)
+
+
 def validity(
     *,
     lag_p95: float,
@@ -418,7 +423,7 @@ def validity(
     phase: str = "done",
 ) -> Validity:
     """The rule of a valid measurement. Delays in ms, `target` (the latency that is judged) in seconds; `users`: closed loop."""
-    bound = max(1.0, 10.0 * target if target else 0.0)
+    bound = client_bound(target)
     reasons = []
     if phase not in ("done", "stopped"):
         reasons.append(f"the run did not end well: {phase}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fenno import units
@@ -23,7 +24,7 @@ def _row(name: str, part: dict[str, Any]) -> tuple[str, ...]:
 
 def lines(document: dict[str, Any]) -> list[str]:
     """A sentence each for throughput, availability, the server, the first token's time, energy and cost."""
-    found = [throughput(document), availability(document), server(document["server"])]
+    found = [throughput(document), availability(document), hosts(document["client"].get("workers", ())), server(document["server"])]
     found += document["server"]["notes"]
     if document["time_to_first_token"]:
         found.append(document["time_to_first_token"]["sentence"])
@@ -53,6 +54,12 @@ def availability(document: dict[str, Any]) -> str:
     recovery = document["recovery_seconds"]
     ended = f"the longest over after {recovery:.1f} s" if recovery is not None else "not over at the end"
     return f"{said}; {document['outage_seconds']:.1f} s of outage by {probes['asked']} probes, {ended}"
+
+
+def hosts(workers: Sequence[dict[str, Any]]) -> str:
+    """Who sent the load where it was several hosts, and how well their clocks are known; "" for one host."""
+    said = [f"{each['name']}, its clock {each['offset_ms']:+.3f} ms (within {each['uncertainty_ms']:.3f})" for each in workers]
+    return f"{len(workers)} workers: {'; '.join(said)}" if said else ""
 
 
 def server(found: dict[str, Any]) -> str:

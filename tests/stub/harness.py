@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,14 +60,14 @@ class Place:
         path.write_text(yaml.safe_dump(data, sort_keys=False))
         return path
 
-    def start(self, *arguments: object, cwd: Path | None = None, **env: str) -> Run:
-        """`fenno ARGUMENTS` in this place, going on by itself."""
+    def start(self, *arguments: object, cwd: Path | None = None, before: Sequence[str] = (), **env: str) -> Run:
+        """`fenno ARGUMENTS` in this place, going on by itself. `before`: a command that starts it, such as unshare."""
         number = len(list(self.folder.glob("*.err")))
         error = self.folder / f"{number}.err"
         name, _, value = self.mark.partition("=")
         with error.open("wb") as file:
             popen = subprocess.Popen(
-                [FENNO, *map(str, arguments)],
+                [*before, FENNO, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=file,

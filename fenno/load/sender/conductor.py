@@ -14,23 +14,19 @@ from fenno.load.client import ClientState, Delays
 from fenno.load.sender.spool import Spool
 from fenno.load.sender.traffic import Traffic
 from fenno.load.sender.wire import Alarm, monotonic
+from fenno.load.sender.worker import Worker
 
 GONE = 5.0  # seconds (or the timeout, if less) of refused connections, with none accepted, that end a run
 TICK = 0.05
 
 
 class Conductor:
-    """Conducts one process's traffic; `runner` is locust's."""
+    """Conducts one process's traffic; `runner` is locust's; `worker`: who this is in a run of several hosts."""
 
-    def __init__(self, traffic: Traffic, folder: Path, runner: Any) -> None:
-        self.traffic, self.folder, self.runner = traffic, folder, runner
+    def __init__(self, traffic: Traffic, folder: Path, runner: Any, worker: Worker | None = None) -> None:
+        self.traffic, self.folder, self.runner, self.worker = traffic, folder, runner, worker
         self.plan, self.window, self.flight, self.recorder = traffic.plan, traffic.window, traffic.flight, traffic.recorder
-        self.state = ClientState(
-            traffic=traffic.start,
-            start=self.window.start,
-            versions=_versions(),
-            asked=traffic.users if self.plan.users else None,
-        )
+        self.state = ClientState(versions=_versions(), asked=traffic.users if self.plan.users else None)
         self._states = Spool(lambda _: folder / f"client-{traffic.index}.jsonl")
         self._lags = Delays()
         self._marks: list[tuple[float, float, float]] = []  # time, in-flight area, processor time: at the window's start, and last
@@ -90,7 +86,7 @@ class Conductor:
         while self.recorder.busy and monotonic() < limit:
             gevent.sleep(0.01)
         self._report(monotonic(), phase)
-        if self.plan.processes == 1:
+        if type(self.runner).__name__ == "LocalRunner":
             self.runner.environment.process_exit_code = 0
             gevent.spawn(self.runner.quit)
 
@@ -102,11 +98,15 @@ class Conductor:
 
     def _state(self, now: float, final: str) -> ClientState:
         end = self.window.end if self.window.end is not None and self.window.end <= now else None
+        end = end if end is not None or not final else max(now, self.window.start)
+        ahead = self.recorder.ahead
         return replace(
             self.state,
+            traffic=self.traffic.start - ahead,
+            start=self.window.start - ahead,
+            end=end - ahead if end is not None else None,
             phase=final or self.window.now(now),
             reason=f"the endpoint took no connection for {min(GONE, self.plan.timeout):g} s" if final == "gone" else "",
-            end=end if end is not None or not final else max(now, self.window.start),
             lag=self._lags.told(),
             lateness=self.traffic.lateness.told(),
             cpu=round(_rate(self._marks, 2), 3),
@@ -118,6 +118,7 @@ class Conductor:
             counted_sent=self.traffic.counted_sent,
             counted_done=self.recorder.counted_done,
             backlog=self.recorder.backlog,
+            workers=(self.worker.state(),) if self.worker is not None else (),
         )
 
 

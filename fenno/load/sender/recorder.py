@@ -12,7 +12,7 @@ from locust import events
 
 from fenno.load import reply as replies
 from fenno.load.plan import Plan, Request
-from fenno.load.record import Record, dump
+from fenno.load.record import Record, dump, moved
 from fenno.load.sender.spool import Spool
 from fenno.load.sse import Response
 
@@ -44,11 +44,12 @@ class Ended:
 class Recorder:
     """Reads ended streams and keeps the records. One `request` event is fired a request; all else goes to our own records.
 
-    `backlog`: reads of ended streams whose events are not read yet.
+    `backlog`: reads of ended streams whose events are not read yet. `ahead`: seconds by which this host's clock is ahead of the
+    run's, which the records are on.
     """
 
-    def __init__(self, plan: Plan, spool: Spool) -> None:
-        self.plan, self.spool = plan, spool
+    def __init__(self, plan: Plan, spool: Spool, ahead: float = 0.0) -> None:
+        self.plan, self.spool, self.ahead = plan, spool, ahead
         self.done = self.failed = self.counted_done = self.backlog = 0
         self._ended: deque[Ended] = deque()
         self._wake = gevent.event.Event()
@@ -75,7 +76,7 @@ class Recorder:
             for _ in replies.read(ended.response, reply) if ended.response is not None else ():
                 gevent.idle() if self.backlog < BACKLOG else gevent.sleep(0)
             record = self._record(ended, reply)
-            self.spool.add(dump(record))
+            self.spool.add(dump(moved(record, -self.ahead) if self.ahead else record))
             self._ended.popleft()
             self.backlog -= len(ended.response.body) if ended.response is not None else 0
             self._count(record)

@@ -41,7 +41,13 @@ class Traffic:
         self._requests = plans.requests(plan, index, plan.processes)
         self._prepared: deque[tuple[Request, str, bytes]] = deque()
         self._idle: list[Connection] = []
-        self._name = re.sub(r"[^A-Za-z0-9_-]", "", str(plan.arm)) + f"-{int(start * 1e3):x}"
+        self._name = re.sub(r"[^A-Za-z0-9_-]", "", str(plan.arm)) + f"-{int((start - recorder.ahead) * 1e3):x}"
+
+    def keep(self, ahead: float) -> None:
+        """Follow the run's clock, of which this host's is `ahead` by so many seconds now."""
+        by, self.recorder.ahead = ahead - self.recorder.ahead, ahead
+        self.start += by
+        self.window.move(by)
 
     def take(self) -> tuple[Request, str, bytes] | None:
         """The next request, ready to send; None when a trace is over."""

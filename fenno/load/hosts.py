@@ -1,0 +1,67 @@
+"""A load test on several hosts: what master and workers tell each other, and a plan as each host can follow it. Pure but for files.
+
+Messages go over locust's own connection, which nobody encrypts: neither API keys nor the values of headers are sent.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from fenno.errors import UsageError
+from fenno.load import plan as plans
+from fenno.load.plan import Plan
+
+KIND = "fenno"  # locust's name for all of these messages
+PORT = 5557  # locust's own
+TICK = 0.05  # seconds between two looks
+PATIENCE = 15  # seconds without a word, counted while this process itself goes on: shared hosts stand still now and then
+ALONE = 71  # exit code of a worker whose master is gone
+
+
+def address(text: str) -> tuple[str, int]:
+    """ "HOST:PORT", or a host alone. Raises `UsageError`."""
+    found = re.fullmatch(r"(?:\[([0-9a-fA-F:]+)\]|([^\s:\[\]]+))(?::(\d{1,5}))?", text)
+    if found is None or not 0 < int(found[3] or PORT) < 65536:
+        raise UsageError(f"{text!r} is not an address", f"write it as HOST:PORT, such as 10.0.0.1:{PORT}")
+    return found[1] or found[2], int(found[3] or PORT)
+
+
+def given(plan: Plan) -> dict[str, Path]:
+    """The files that a plan speaks of, by the name that a worker gives its copy."""
+    named = {"prompts": plan.workload.prompts, "trace": plan.workload.trace, "ca_file": plan.ca_file}
+    return {f"{name}{Path(path).suffix}": Path(path) for name, path in named.items() if path}
+
+
+def mine(text: str, folder: Path, headers: Sequence[str], key: str | None, host: str) -> Plan:
+    """The plan that the master sent, as a worker can follow it: its files lie in `folder`, and headers and the API key are this
+    host's own. `host`: the master, as this worker reaches it. Raises `UsageError` for what this host was not given."""
+    plan = plans.parse(text, {})
+    if missing := sorted(set(json.loads(text)["headers"]) - set(headers)):
+        raise UsageError(f"the load test sends the header {missing[0]}, and this worker has none", "give it --header as well")
+    if plan.api_key_env and not key:
+        raise UsageError("the load test sends an API key, and this worker has none", "give it --api-key-env as well")
+    copies = {Path(name).stem: str(folder / name) for name in given(plan)}
+    workload = plan.workload.model_copy(update={name: copies[name] for name in ("prompts", "trace") if name in copies})
+    return replace(plan, url=seen(plan.url, host), workload=workload, api_key_env=key, ca_file=copies.get("ca_file"))
+
+
+def seen(url: str, host: str) -> str:
+    """The master's address of the server as a worker sees it: what is on the master itself is there for the others too."""
+    parts = urlsplit(url)
+    if not _loopback(parts.hostname or "") or _loopback(host):
+        return url
+    shown = f"[{host}]" if ":" in host else host
+    return urlunsplit(parts._replace(netloc=f"{shown}:{parts.port}" if parts.port else shown))
+
+
+def _loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

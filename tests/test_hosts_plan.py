@@ -1,0 +1,126 @@
+"""What a worker makes of the plan that its master sent, and how the states of several hosts become one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stub.runs import answer
+
+from fenno.errors import UsageError
+from fenno.load import client, hosts, job
+from fenno.load import plan as plans
+from fenno.load.client import ClientState, Delay, Window, Worker
+from fenno.load.plan import Plan
+from fenno.load.record import moved
+from fenno.load.run import Result
+from fenno.recipe import Targets, Workload
+
+
+def plan(**change: Any) -> Plan:
+    return Plan(**{"url": "http://127.0.0.1:8000", "model": "m", "workload": Workload(), "rate": 2.0, "duration": 30.0, **change})
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("10.0.0.1:7000", ("10.0.0.1", 7000)),
+        ("node-3", ("node-3", 5557)),
+        ("[fe80::1]:7000", ("fe80::1", 7000)),
+        ("*:5557", ("*", 5557)),
+    ],
+)
+def test_an_address_is_a_host_and_a_port(text: str, found: tuple[str, int]) -> None:
+    assert hosts.address(text) == found
+
+
+@pytest.mark.parametrize("text", ["", ":5557", "a:b", "host:0", "host:70000", "http://host:5557"])
+def test_what_is_no_address_is_said(text: str) -> None:
+    with pytest.raises(UsageError, match="is not an address"):
+        hosts.address(text)
+
+
+@pytest.mark.parametrize(
+    ("url", "host", "seen"),
+    [
+        ("http://127.0.0.1:8000", "10.0.0.1", "http://10.0.0.1:8000"),
+        ("http://localhost:8000/v1", "node-3", "http://node-3:8000/v1"),
+        ("http://127.0.0.1:8000", "fe80::1", "http://[fe80::1]:8000"),
+        ("http://127.0.0.1:8000", "127.0.0.2", "http://127.0.0.1:8000"),
+        ("https://api.example/v1", "10.0.0.1", "https://api.example/v1"),
+    ],
+)
+def test_what_is_on_the_master_itself_is_at_the_masters_address_for_others(url: str, host: str, seen: str) -> None:
+    assert hosts.seen(url, host) == seen
+
+
+def test_a_worker_uses_its_own_copies_of_the_files_and_its_own_key(tmp_path: Path) -> None:
+    files = {"workload": Workload(prompts="/master/some.jsonl"), "ca_file": "/master/ca.pem"}
+    sent = plan(**files, api_key_env="MASTERS", headers={"X": "a secret"})
+    assert "a secret" not in plans.dump(sent)
+    found = hosts.mine(plans.dump(sent), tmp_path, ["X", "Y"], "MINE", "10.0.0.1")
+    assert (found.workload.prompts, found.ca_file) == (str(tmp_path / "prompts.jsonl"), str(tmp_path / "ca_file.pem"))
+    assert set(hosts.given(sent)) == {"prompts.jsonl", "ca_file.pem"}
+    assert found.api_key_env == "MINE"
+    assert found.url == "http://10.0.0.1:8000"
+
+
+def test_a_worker_without_the_key_or_a_header_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="sends an API key"):
+        hosts.mine(plans.dump(plan(api_key_env="KEY")), tmp_path, [], None, "h")
+    with pytest.raises(UsageError, match="sends the header X-Team"):
+        hosts.mine(plans.dump(plan(headers={"X-Team": "a"})), tmp_path, ["X-Other"], None, "h")
+
+
+def state(phase: str, **change: Any) -> ClientState:
+    return ClientState(phase=phase, **{"start": 10.0, "end": 40.0, **change})
+
+
+@pytest.mark.parametrize(
+    ("phases", "phase"),
+    [
+        (("done", "counted"), "counted"),
+        (("drain", "warmup"), "warmup"),
+        (("done", "done"), "done"),
+        (("stopped", "lost"), "lost"),
+        (("gone", "done"), "gone"),
+    ],
+)
+def test_several_are_as_far_as_the_last_and_end_as_the_worst(phases: tuple[str, ...], phase: str) -> None:
+    assert client.merge([state(each) for each in phases]).phase == phase
+
+
+def test_a_state_is_read_as_it_was_written() -> None:
+    mine = state("done", workers=(Worker(name="a (pid 1)", offset_ms=1.5, uncertainty_ms=0.1),), lag=Delay(p50=0.1))
+    assert client.parse(mine.dump()) == mine
+
+
+@given(st.floats(-1e4, 1e4))
+def test_a_record_on_another_clock_has_the_same_latencies(by: float) -> None:
+    mine = replace(answer(1, 5.0), connected=None)
+    there = moved(mine, by)
+    assert there.sent == 5.0 + by
+    assert there.connected is None
+    for name in ("ttft", "e2el", "tpot", "gap", "lateness"):
+        before, after = getattr(mine, name), getattr(there, name)
+        assert before == after or math.isclose(before, after, abs_tol=1e-9)
+
+
+def test_a_window_moves_with_the_clock_it_is_on() -> None:
+    window = Window(10.0, 5.0, None)
+    window.move(0.5)
+    assert [window.phase(at) for at in (10.4, 10.5, 15.4, 15.5)] == ["warmup", "counted", "counted", "drain"]
+
+
+@pytest.mark.parametrize(("way", "most"), [({"rate": 2.0}, 1.0), ({"rate": None, "users": 2}, 300.0)])
+def test_a_run_whose_clocks_are_known_too_badly_for_it_is_invalid(way: dict[str, Any], most: float, tmp_path: Path) -> None:
+    for uncertainty, good in ((0.9 * most, True), (1.1 * most, False)):
+        known = state("done", workers=(Worker(name="a", uncertainty_ms=uncertainty), Worker(name="b")))
+        document = job.document(Result(plan(**way), tmp_path, known), Targets())
+        assert any("clocks" in reason for reason in document["reasons"]) is not good
+        assert [worker["name"] for worker in document["client"]["workers"]] == ["a", "b"]
