@@ -112,14 +112,26 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def memory_limit(cgroup: Path = Path("/sys/fs/cgroup/memory.max")) -> int:
-    """Bytes: the machine's memory, or the cgroup's limit where that is less."""
-    total = psutil.virtual_memory().total
+def memory_limit(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """Bytes: the machine's memory, or the limit of a cgroup that this process is in where that is less."""
+    limits = [psutil.virtual_memory().total]
+    for line in _lines(own) or ["0::/"]:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        base, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+        inner = Path(path.lstrip("/"))
+        for folder in (inner, *inner.parents):
+            limits += [int(text) for text in _lines(base / folder / name) if text.isdigit()]
+    return min(limits)
+
+
+def _lines(path: Path) -> list[str]:
+    """The lines of a small file of the kernel's; none where it cannot be read."""
     try:
-        text = cgroup.read_text().strip()
+        return path.read_text().splitlines()
     except OSError:
-        return total
-    return min(total, int(text)) if text.isdigit() else total
+        return []
 
 
 def processor_name() -> str:

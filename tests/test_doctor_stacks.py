@@ -15,8 +15,8 @@ import yaml
 from doctor_stack import NEW, OLD, Environment
 
 from fenno.doctor import checks, document, enginefacts, gather, hostfacts, modelfacts, stackfacts
-from fenno.doctor.elf import Library
 from fenno.doctor.facts import Facts
+from fenno.elf import Library
 from fenno.recipe import Recipe
 
 pytestmark = pytest.mark.scenario

@@ -1,137 +1,33 @@
-"""From a plan to a wheel, as far as that goes without a GPU: the source, the stubs, the commands, and what can be missing."""
+"""From a plan to a wheel, as far as that goes without a GPU: stubs, tools, commands, interruptions, and what can be missing."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import hashlib
 import json
 import os
 import re
 import shutil
-import stat
+import signal
 import subprocess
 import sys
-import sysconfig
-import tarfile
-import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fa2_made import RELEASE, WHOLE, stand_in, tree, wheel_of
+from stub.waiting import until
 from test_fa2 import GROK_2, LLAMA_3_70B, planned
 
+from fenno import process
 from fenno.errors import BuildError, DiskError, FennoError
-from fenno.fa2 import build, source, stubs
-from fenno.fa2.build import Toolchain
-from fenno.fa2.lattice import Unit, units
-from fenno.fa2.plan import CXX_FLAGS, NVCC_FLAGS
-from fenno.fa2.releases import RELEASES, Release
+from fenno.fa2 import build, progress, source, stubs, toolchain, wheel
+from fenno.fa2.lattice import Unit
+from fenno.fa2.plan import STUBS_FILE
+from fenno.fa2.source import Given
 
-WHOLE = Toolchain("cp312", "2.11.0+cu130", "13.0", True, "/usr/local/cuda", "13.0", "/usr/bin/g++", [])
-RELEASE = RELEASES["2.8.3.post2"]
-# An unpacked source archive of that release, for the tests that compile it.
-SOURCE = Path(os.environ.get("FLASH_ATTN_SOURCE", "/nowhere"))
-needs_source = pytest.mark.skipif(not (SOURCE / "setup.py").is_file(), reason="FLASH_ATTN_SOURCE names no source of flash-attn")
-
-
-def tree(folder: Path, version: str = RELEASE.version, without: str = "") -> Path:
-    """A folder with the files that a release has, empty."""
-    names = [
-        "csrc/flash_attn/flash_api.cpp",
-        "csrc/cutlass/include/cutlass/cutlass.h",
-        *(unit.file for unit in units(RELEASE.heads)),
-    ]
-    for name in names:
-        if name != without:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text("")
-    (folder / "flash_attn").mkdir()
-    (folder / "flash_attn" / "__init__.py").write_text(f'__version__ = "{version}"\n')
-    return folder
-
-
-def archive(folder: Path, packed: Path) -> Release:
-    """A release whose archive is `packed`, made of `folder`."""
-    with tarfile.open(packed, "w:gz") as tar:
-        tar.add(folder, "flash_attn-x")
-    return dataclasses.replace(RELEASE, sha256=hashlib.sha256(packed.read_bytes()).hexdigest())
-
-
-def test_an_archive_is_checked_unpacked_and_taken_for_what_it_is(tmp_path: Path) -> None:
-    known = archive(tree(tmp_path / "made"), tmp_path / "a.tar.gz")
-    placed = source.place(known, tmp_path / "a.tar.gz", sys.executable, tmp_path / "work")
-    assert placed == tmp_path / "work" / f"flash_attn-{RELEASE.version}"
-    assert sorted(path.name for path in (tmp_path / "work").iterdir()) == [placed.name]
-    # A second time it is there, and nothing is fetched or checked again.
-    assert source.place(RELEASE, tmp_path / "gone", sys.executable, tmp_path / "work") == placed
-
-
-def test_a_corrupted_archive_is_named_and_leaves_nothing(tmp_path: Path) -> None:
-    known = archive(tree(tmp_path / "made"), tmp_path / "a.tar.gz")
-    whole = (tmp_path / "a.tar.gz").read_bytes()
-    (tmp_path / "a.tar.gz").write_bytes(whole[:-20])
-    with pytest.raises(BuildError, match="is not flash-attn 2.8.3.post2 as it was released"):
-        source.place(known, tmp_path / "a.tar.gz", sys.executable, tmp_path / "work")
-    assert not (tmp_path / "work").exists()
-
-
-def test_a_broken_archive_leaves_no_half_unpacked_source(tmp_path: Path) -> None:
-    (tmp_path / "a.tar.gz").write_bytes(b"not an archive")
-    with pytest.raises(tarfile.TarError):
-        source.unpack(tmp_path / "a.tar.gz", tmp_path / "there")
-    assert not (tmp_path / "there").exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"version": "2.8.1"}, "is flash-attn 2.8.1, not 2.8.3.post2"),
-        ({"without": "csrc/flash_attn/flash_api.cpp"}, "lacks csrc/flash_attn/flash_api.cpp"),
-    ],
-)
-def test_a_folder_that_is_not_the_release_is_refused(options: dict[str, str], says: str, tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=re.escape(says)):
-        source.place(RELEASE, tree(tmp_path / "made", **options), sys.executable, tmp_path / "work")
-    with pytest.raises(BuildError, match="is not the source of flash-attn"):
-        source.place(RELEASE, tmp_path, sys.executable, tmp_path / "work")
-
-
+ORIGIN = source.origin(RELEASE, Given(), Path("/out"))
 needs_compiler = pytest.mark.skipif(not (shutil.which("g++") and shutil.which("nm")), reason="there is no g++ or no nm here")
-
-
-def stand_in(path: Path, text: str) -> str:
-    """A program that does what `text` says."""
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(path.stat().st_mode | stat.S_IEXEC)
-    return str(path)
-
-
-def test_without_a_network_one_sentence_says_so(tmp_path: Path) -> None:
-    python = stand_in(
-        tmp_path / "python", "echo 'ERROR: Could not find a version: NewConnectionError: no route to host' >&2; exit 1"
-    )
-    with pytest.raises(BuildError, match="could not be fetched: .*NewConnectionError") as caught:
-        source.fetch(RELEASE, python, tmp_path)
-    assert "--source FILE" in caught.value.hint
-
-
-def test_the_fetch_builds_nothing_and_takes_no_wheel(tmp_path: Path) -> None:
-    assert source.fetch_command(RELEASE, "py", tmp_path) == [
-        *[
-            "py",
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--no-binary",
-            ":all:",
-            "--no-build-isolation",
-            "--disable-pip-version-check",
-        ],
-        *["--dest", str(tmp_path), "flash-attn==2.8.3.post2"],
-    ]
-    assert source.FETCH_ENV == {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}
 
 
 def test_every_function_of_the_release_is_compiled_or_raises() -> None:
@@ -160,25 +56,55 @@ def test_a_stub_says_what_is_missing_and_how_to_build_it() -> None:
         ({"torch": None}, "there is no torch under PY"),
         ({"torch": "2.13.0+cpu", "torch_cuda": None}, "torch 2.13.0\\+cpu under PY is built for CPUs"),
         ({"nvcc": None}, "there is no CUDA compiler"),
-        ({"nvcc": "12.4"}, "nvcc is of CUDA 12.4 and torch 2.11.0\\+cu130 of CUDA 13.0"),
-        ({"nvcc": "12.4", "torch_cuda": "12.4"}, "nvcc 12.4 cannot compile for sm_120: that takes CUDA 12.8"),
+        ({"nvcc": "12.4.131"}, "nvcc is of CUDA 12.4.131 and torch 2.11.0\\+cu130 of CUDA 13.0"),
+        ({"nvcc": "12.4.131", "torch_cuda": "12.4"}, "nvcc 12.4.131 cannot compile for sm_120: that takes CUDA 12.8"),
         ({"compiler": None}, "there is no C\\+\\+ compiler"),
         ({"absent": ["ninja"]}, "ninja missing under PY"),
     ],
 )
 def test_what_stands_against_a_build_is_one_sentence(change: dict[str, Any], says: str) -> None:
-    found = build.obstacle(dataclasses.replace(WHOLE, **change), "PY", ("80", "120"))
+    found = toolchain.obstacle(dataclasses.replace(WHOLE, **change), "PY", ("80", "120"))
     assert found is not None
     assert re.search(says, str(found))
     assert found.hint
 
 
 def test_nothing_stands_against_a_build_with_everything() -> None:
-    assert build.obstacle(WHOLE, "PY", ("80", "90")) is None
+    assert toolchain.obstacle(WHOLE, "PY", ("80", "90")) is None
+
+
+def test_nvidias_packages_stand_in_for_a_compiler_where_they_have_one() -> None:
+    without = dataclasses.replace(WHOLE, nvcc=None, cuda_home=None)
+    assert toolchain.borrowable(without)
+    assert not toolchain.borrowable(WHOLE)
+    assert not toolchain.borrowable(dataclasses.replace(without, torch_cuda="12.8"))
+    assert not toolchain.borrowable(dataclasses.replace(without, torch_cuda=None))
+    assert toolchain.borrow_command(without, "py", Path("/t"))[-7:] == [
+        *["--target", "/t", "nvidia-cuda-nvcc==13.0.*", "nvidia-cuda-crt==13.0.*", "nvidia-nvvm==13.0.*"],
+        *["nvidia-cuda-runtime==13.0.*", "nvidia-cuda-cccl==13.0.*"],
+    ]
+
+
+def test_a_fetched_compiler_gets_the_names_that_linkers_want_and_is_fetched_once(tmp_path: Path) -> None:
+    without = dataclasses.replace(WHOLE, nvcc=None, cuda_home=None)
+    fetch = 'while [ "$1" != --target ]; do shift; done; d="$2/nvidia/cu13"; mkdir -p "$d/bin" "$d/lib"'
+    python = stand_in(tmp_path / "python", f'{fetch}; touch "$d/bin/nvcc" "$d/lib/libcudart.so.13"')
+    home = toolchain.borrow(without, python, tmp_path / "out")
+    assert home == tmp_path / "out/cuda-13.0/nvidia/cu13"
+    assert (home / "lib64/libcudart.so").resolve().name == "libcudart.so.13"
+    assert toolchain.borrow(without, "no such python", tmp_path / "out") == home
+
+
+def test_a_compiler_that_cannot_be_fetched_is_one_sentence_and_leaves_no_home(tmp_path: Path) -> None:
+    without = dataclasses.replace(WHOLE, nvcc=None, cuda_home=None)
+    python = stand_in(tmp_path / "python", "echo 'ERROR: no route to host' >&2; exit 1")
+    with pytest.raises(BuildError, match="NVIDIA's packages of it could not be fetched: ERROR: no route to host"):
+        toolchain.borrow(without, python, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_and_its_environment() -> None:
-    assert build.command("py", Path("/dist")) == ["py", str(build.INSIDE / "setup.py"), "bdist_wheel", "--dist-dir", "/dist"]
+    assert build.command("py", Path("/dist")) == ["py", str(build.SETUP), "bdist_wheel", "--dist-dir", "/dist"]
     assert build.environment(WHOLE, 6) == {
         **{"MAX_JOBS": "6", "CUDA_HOME": "/usr/local/cuda"},
         **{"TORCH_CUDA_ARCH_LIST": None, "NVCC_APPEND_FLAGS": None},
@@ -186,8 +112,9 @@ def test_the_command_and_its_environment() -> None:
 
 
 def test_the_manifest_says_what_doctor_reads_and_what_is_compiled() -> None:
-    made = build.manifest(planned(GROK_2), WHOLE)
+    made = build.manifest(planned(GROK_2), WHOLE, ORIGIN)
     assert (made["softcap"], made["alibi"], made["head_dims"], made["dtypes"]) == (True, False, [128], ["bf16"])
+    assert (made["kernels"], made["source"]) == (62, f"released archive, sha256 {RELEASE.sha256}")
     assert made["sources"] == [
         "csrc/flash_attn/flash_api.cpp",
         "fenno_stubs.cpp",
@@ -199,18 +126,19 @@ def test_the_manifest_says_what_doctor_reads_and_what_is_compiled() -> None:
 
 
 def test_builds_that_differ_in_anything_do_not_share_a_folder() -> None:
-    made = build.manifest(planned(GROK_2), WHOLE)
+    grok = planned(GROK_2)
     others = [
-        build.manifest(planned(LLAMA_3_70B), WHOLE),
-        build.manifest(planned(GROK_2, archs=("90",)), WHOLE),
-        build.manifest(planned(GROK_2), dataclasses.replace(WHOLE, torch="2.12.0+cu130")),
+        (planned(LLAMA_3_70B), WHOLE, ORIGIN),
+        (planned(GROK_2, archs=("90",)), WHOLE, ORIGIN),
+        (grok, dataclasses.replace(WHOLE, torch="2.12.0+cu130"), ORIGIN),
+        (grok, dataclasses.replace(WHOLE, nvcc="13.0.89"), ORIGIN),
+        (grok, dataclasses.replace(WHOLE, compiler="g++ 13.1.0"), ORIGIN),
+        (grok, WHOLE, "another source"),
     ]
-    names = {build.key(each, RELEASE.sha256) for each in (made, *others)} | {build.key(made, "another source")}
-    assert len(names) == 5
-    assert build.key(build.manifest(planned(GROK_2, cores=1), WHOLE), RELEASE.sha256) in names
-
-
-LOG = "[1/6] c++ -c x.cpp\n[2/6] nvcc -c y.cu\n"
+    names = {build.key(build.manifest(*each), each[0]) for each in ((grok, WHOLE, ORIGIN), *others)}
+    assert len(names) == 7
+    fewer = planned(GROK_2, cores=1)
+    assert build.key(build.manifest(fewer, WHOLE, ORIGIN), fewer) in names
 
 
 @pytest.mark.parametrize(
@@ -228,141 +156,186 @@ LOG = "[1/6] c++ -c x.cpp\n[2/6] nvcc -c y.cu\n"
     ],
 )
 def test_the_first_error_of_a_log_is_the_one_that_is_shown(line: str, kind: type[FennoError], says: str) -> None:
-    found = build.first_error(f"{LOG}{line}\n")
+    found = progress.first_error(f"[1/6] c++ -c x.cpp\n[2/6] nvcc -c y.cu\n{line}\n")
     assert isinstance(found, kind)
     assert says in str(found)
 
 
-def test_progress_is_what_ninja_says_and_time_left_starts_from_the_plan() -> None:
-    made = planned(GROK_2)
-    assert build.progress(LOG) == (2, 6)
-    assert build.progress("no step yet") == (0, 0)
-    assert build.left(made, 10.0, 0, 0) == pytest.approx(made.wall - 10)
-    assert build.left(made, 900.0, 3, 6) == pytest.approx(900)
+def test_ninja_tells_how_long_each_unit_took() -> None:
+    log = "# ninja log v5\n0\t30629\t17960\t/b/csrc/flash_api.o\tf6\n1\t42871\t17960\t/b/csrc/src/flash_fwd_hdim64.o\t5e\n"
+    assert progress.compiled(log) == {"flash_api": 30.629, "flash_fwd_hdim64": 42.87}
+    assert progress.compiled("# ninja log v5\n") == {}
+
+
+def test_the_time_left_starts_from_the_plan_and_follows_the_measured_units() -> None:
+    estimates = {"a": 100.0, "b": 100.0, "c": 50.0}
+    assert progress.left(estimates, {}, 2, 0.0) == 150
+    # The first took twice as long as estimated, so the others will too: 200 and 200 side by side, then 100.
+    assert progress.left(estimates, {"a": 200.0}, 2, 200.0) == pytest.approx(100)
+    assert progress.left(estimates, {"a": 1.0, "b": 1.0, "c": 1.0}, 2, 9.0) == 0
+    # What was there before a build that goes on is neither waited for nor taken as a measure.
+    assert progress.left({"c": 50.0}, {"a": 1.0, "b": 1.0}, 2, 10.0) == 40
 
 
 def test_a_build_that_is_tried_again_leaves_alone_what_did_not_change(tmp_path: Path) -> None:
     (tmp_path / "flash_attn").mkdir()
-    build.prepare(tmp_path, planned(GROK_2), WHOLE)
-    before = (tmp_path / stubs.FILE).stat().st_mtime_ns
-    build.prepare(tmp_path, planned(GROK_2), WHOLE)
-    assert (tmp_path / stubs.FILE).stat().st_mtime_ns == before
+    made = build.manifest(planned(GROK_2), WHOLE, ORIGIN)
+    build.prepare(tmp_path, planned(GROK_2), made)
+    before = (tmp_path / STUBS_FILE).stat().st_mtime_ns
+    build.prepare(tmp_path, planned(GROK_2), made)
+    assert (tmp_path / STUBS_FILE).stat().st_mtime_ns == before
     assert json.loads((tmp_path / "flash_attn" / build.MANIFEST).read_text())["softcap"] is True
 
 
-FAILS = "echo '[1/6] c++ -c x.cpp'; echo 'y.cu(3): error: no such thing' >&2; exit 1"
+def built(tmp_path: Path, python: str, said: list[str] | None = None, **found: Any) -> build.Built:
+    """A build with a stand-in for the interpreter, from the folder `made`."""
+    tools = dataclasses.replace(WHOLE, **found)
+    says = (said if said is not None else []).append
+    return build.build(planned(GROK_2), tools, python, Given(tmp_path / "made"), tmp_path / "out", says)
 
 
 def test_a_build_that_fails_leaves_its_log_and_no_wheel(tmp_path: Path) -> None:
-    python, given = stand_in(tmp_path / "python", FAILS), tree(tmp_path / "made")
-    said: list[str] = []
+    python = stand_in(tmp_path / "python", "echo '[1/6] c++ -c x.cpp'; echo 'y.cu(3): error: no such thing' >&2; exit 1")
+    given = tree(tmp_path / "made")
     with pytest.raises(BuildError, match="y.cu\\(3\\): error: no such thing") as caught:
-        build.build(planned(GROK_2), WHOLE, python, given, tmp_path / "out", said.append)
+        built(tmp_path, python)
     log = Path(caught.value.hint.removeprefix("the log is "))
     assert log.is_file()
     assert not list((tmp_path / "out").rglob("*.whl"))
-    assert not (given / stubs.FILE).exists(), "the user's own folder was written to"
+    assert not (given / STUBS_FILE).exists(), "the user's own folder was written to"
 
 
-def wheel_of(tmp_path: Path, code: str) -> str:
-    """Shell text that makes dist/x.whl with a library compiled from `code`."""
-    (tmp_path / "x.cpp").write_text(code)
-    library = tmp_path / "flash_attn_2_cuda.so"
-    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, tmp_path / "x.cpp"], check=True)
-    with zipfile.ZipFile(tmp_path / "x.whl", "w") as made:
-        made.write(library, library.name)
-    return f"mkdir -p dist && cp {tmp_path / 'x.whl'} dist/ && echo '[6/6] link'"
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
+def test_a_disk_that_is_full_in_the_middle_is_named(tmp_path: Path) -> None:
+    tree(tmp_path / "made")
+    with pytest.raises(DiskError, match="the disk is full: .*No space left on device"):
+        built(tmp_path, stand_in(tmp_path / "python", "/bin/echo x > /dev/full"))
+
+
+def test_too_little_space_is_said_before_anything_is_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tree(tmp_path / "made")
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: shutil._ntuple_diskusage(2**40, 2**40 - 2**30, 2**30))
+    with pytest.raises(DiskError, match=r"1.0 GiB are free in .*out, a build takes 2"):
+        built(tmp_path, "no such python")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["lock"]
+
+
+def test_a_second_build_in_the_same_folder_is_locked_out(tmp_path: Path) -> None:
+    tree(tmp_path / "made")
+    with build.alone(tmp_path / "out"), pytest.raises(BuildError, match="another fenno is building in .*out"):
+        built(tmp_path, "no such python")
+    with build.alone(tmp_path / "out"):
+        pass
 
 
 @needs_compiler
 def test_a_library_that_is_whole_becomes_a_wheel_that_is_found_again(tmp_path: Path) -> None:
-    python, given = stand_in(tmp_path / "python", wheel_of(tmp_path, "int x;")), tree(tmp_path / "made")
+    python, given = stand_in(tmp_path / "python", wheel_of(tmp_path, SM80)), tree(tmp_path / "made")
     said: list[str] = []
-    wheel = build.build(planned(GROK_2), WHOLE, python, given, tmp_path / "out", said.append)
-    assert wheel.parent.parent == tmp_path / "out"
-    again = build.build(planned(GROK_2), WHOLE, "no such python", given, tmp_path / "out", said.append)
-    assert (again, said[-1]) == (wheel, f"built before: {wheel}")
+    first = built(tmp_path, python, said)
+    assert first.wheel.parent.parent == tmp_path / "out"
+    again = built(tmp_path, "no such python", said)
+    assert (again.wheel, said[-1]) == (first.wheel, f"built before: {first.wheel}")
     (given / "csrc/flash_attn/flash_api.cpp").write_text("// changed")
-    assert build.key(build.manifest(planned(GROK_2), WHOLE), source.digest(given)) != wheel.parent.name
+    python = stand_in(tmp_path / "python", "exit 1")
+    with pytest.raises(BuildError):
+        built(tmp_path, python)
+
+
+# A library with machine code for sm_80 and nothing else: one fat binary of one empty image, as nvcc lays it out.
+SM80 = """
+extern const unsigned char code[] __attribute__((section(".nv_fatbin"), used)) = {
+    0x50,0xed,0x55,0xba, 1,0, 16,0, 32,0,0,0,0,0,0,0,
+    2,0, 1,1, 32,0,0,0, 0,0,0,0,0,0,0,0, 0,0,0,0,0,0,0,0, 0,0,0,0, 80,0,0,0 };
+"""
+LACKING = SM80 + "template<class T, int D, bool C> void run_mha_fwd_(T); void x() { run_mha_fwd_<int, 64, true>(0); }"
+OF_ANOTHER_TORCH = SM80 + "namespace c10 { void of_another(int); } void x() { c10::of_another(0); }"
 
 
 @needs_compiler
-def test_a_library_that_lacks_a_function_of_its_own_is_no_wheel(tmp_path: Path) -> None:
-    code = "template<class T, int D, bool C> void run_mha_fwd_(T); void x() { run_mha_fwd_<int, 64, true>(0); }"
-    python, given = stand_in(tmp_path / "python", wheel_of(tmp_path, code)), tree(tmp_path / "made")
-    with pytest.raises(BuildError, match="lacks 1 functions of its own, void run_mha_fwd_<int, 64, true>"):
-        build.build(planned(GROK_2), WHOLE, python, given, tmp_path / "out", lambda line: None)
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (LACKING, "lacks 1 functions of its own, void run_mha_fwd_<int, 64, true> first"),
+        (OF_ANOTHER_TORCH, "wants 1 symbols that torch has not, _ZN3c1010of_anotherEi first"),
+        ("int x;", "has code for no GPU, and sm_80 was asked for"),
+    ],
+)
+def test_a_library_that_would_not_load_or_run_is_no_wheel(code: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "c10.cpp").write_text("namespace c10 { void known(int) {} }")
+    (tmp_path / "lib").mkdir()
+    library = tmp_path / "lib/libc10.so"
+    subprocess.run(["g++", "-shared", "-fPIC", "-Wl,--hash-style=gnu", "-o", library, tmp_path / "c10.cpp"], check=True)
+    tree(tmp_path / "made")
+    with pytest.raises(BuildError, match=says):
+        built(tmp_path, stand_in(tmp_path / "python", wheel_of(tmp_path, code)), libraries=str(tmp_path / "lib"))
     assert not list((tmp_path / "out").glob("*/*.whl"))
 
 
-def test_a_cpu_torch_is_one_sentence_and_a_wheel_that_nobody_imports_is_not_built(tmp_path: Path) -> None:
+def test_the_kernels_of_a_library_are_counted_by_their_launchers() -> None:
+    listing = """
+0000000000000590 t _GLOBAL__sub_I_tmpxft_flash_fwd_hdim64_bf16
+0000000000000000 t __device_stub__ZN5flash16flash_fwd_kernelI23Flash_fwd_kernel(flash::Flash_fwd_params const&)
+0000000000000010 t void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128>, false>(flash::Flash_fwd_params)
+0000000000000000 t void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128>, false>(flash::Flash_fwd_params) [clone .cold]
+00000000000001d0 t void flash::flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<64, 128>, 1>(flash::Flash_fwd_params)
+0000000000000000 W void flash::run_flash_fwd<Flash_fwd_kernel_traits<64, 128> >(flash::Flash_fwd_params&, CUstream_st*)
+"""
+    assert wheel.kernels(listing) == 2
+
+
+def words(tmp_path: Path, python: str, *more: str) -> list[str]:
+    """fenno's command line for a build from the folder `made`."""
     (tmp_path / "config.json").write_text(json.dumps(GROK_2))
-    answer = json.dumps(dataclasses.asdict(dataclasses.replace(WHOLE, torch="2.13.0+cpu", torch_cuda=None)))
-    python = stand_in(tmp_path / "python", f"echo '{answer}'")
-    words = [sys.executable, "-m", "fenno", "build-fa2", "--arch", "sm_90", "--out", str(tmp_path / "out")]
-    done = subprocess.run([*words, "--model", str(tmp_path), "--python", python], capture_output=True, text=True, check=False)
+    start = [sys.executable, "-m", "fenno", "build-fa2", "--arch", "sm_80", "--jobs", "1", "--out", str(tmp_path / "out")]
+    return [*start, "--model", str(tmp_path), "--python", python, "--source", str(tmp_path / "made"), *more]
+
+
+def answering(tmp_path: Path, build_step: str, **change: Any) -> str:
+    """A stand-in for the interpreter that says what it builds with, and does `build_step` when it is to build."""
+    answer = json.dumps(dataclasses.asdict(dataclasses.replace(WHOLE, **change)))
+    return stand_in(tmp_path / "bin/python", f"case \"$1\" in */toolchain.py) echo '{answer}';; *) {build_step};; esac")
+
+
+def running(environment: Mapping[str, str], argv: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(environment))
+
+
+@needs_compiler
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_a_build_that_was_interrupted_or_killed_leaves_no_wheel_and_goes_on(number: signal.Signals, tmp_path: Path) -> None:
+    tree(tmp_path / "made")
+    pid = tmp_path / "pid"
+    python = answering(tmp_path, f"touch half-done; echo $$ > {pid}.part; mv {pid}.part {pid}; exec sleep 1000")
+    first = running(os.environ, words(tmp_path, python))
+    until(pid.exists)
+    child = int(pid.read_text())
+    born = process.birth(child)
+    first.send_signal(number)
+    first.communicate()
+    assert first.returncode == (130 if number == signal.SIGINT else -9)
+    until(lambda: process.birth(child) != born)
+    assert not list((tmp_path / "out").rglob("*.whl"))
+    answering(tmp_path, f"test -f half-done && {wheel_of(tmp_path, SM80)}")
+    done = subprocess.run(words(tmp_path, python, "--json"), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert Path(json.loads(done.stdout)["wheel"]).is_file()
+
+
+def test_a_cpu_torch_is_one_sentence_and_a_wheel_that_nobody_imports_is_not_built(tmp_path: Path) -> None:
+    python = answering(tmp_path, "exit 1", torch="2.13.0+cpu", torch_cuda=None)
+    tree(tmp_path / "made")
+    done = subprocess.run(words(tmp_path, python), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (6, "")
     assert "is built for CPUs" in done.stderr
-    done = subprocess.run([*words, "grok-article-a100x8"], capture_output=True, text=True, check=False)
+    start = [sys.executable, "-m", "fenno", "build-fa2", "--arch", "sm_90", "--out", str(tmp_path / "out")]
+    done = subprocess.run([*start, "grok-article-a100x8"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "nothing would import this wheel" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
-@needs_source
-def test_the_flags_are_those_of_the_releases_own_setup() -> None:
-    assigned = {
-        target.id: node.value
-        for node in ast.walk(ast.parse((SOURCE / "setup.py").read_text()))
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    assert ast.literal_eval(assigned["nvcc_flags"]) == list(NVCC_FLAGS)
-    named = re.findall(r"csrc/flash_attn/src/flash_\w+\.cu", (SOURCE / "setup.py").read_text())
-    assert set(named) == {unit.file for unit in units(RELEASE.heads)}
-    assert CXX_FLAGS == ("-O3", "-std=c++17")
-
-
-def host_command(file: Path, target: Path, extra: Path) -> list[str]:
-    """What compiles one C++ file of the extension against the torch of this interpreter, a CPU one too."""
-    import importlib.util
-
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        pytest.skip("there is no torch here")
-    torch = Path(spec.origin).parent / "include"
-    cuda = next((path for path in (Path("/usr/local/cuda/include"),) if (path / "cuda.h").is_file()), None)
-    if cuda is None:
-        pytest.skip("there are no CUDA headers here")
-    # The CPU torch has the headers that say "CUDA", but for the one that the build writes.
-    (extra / "c10/cuda/impl").mkdir(parents=True, exist_ok=True)
-    (extra / "c10/cuda/impl/cuda_cmake_macros.h").write_text("#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n")
-    folders = [SOURCE / "csrc/flash_attn", SOURCE / "csrc/flash_attn/src", SOURCE / "csrc/cutlass/include", torch]
-    folders += [torch / "torch/csrc/api/include", cuda, Path(sysconfig.get_path("include")), extra]
-    flags = [flag for flag in planned(GROK_2).cxx_flags if not flag.startswith(("-O", "-std"))]
-    options = ["-std=c++20", "-O0", "-fPIC", "-DTORCH_EXTENSION_NAME=flash_attn_2_cuda", *flags]
-    return ["g++", *options, *(f"-I{folder}" for folder in folders), "-c", str(file), "-o", str(target)]
-
-
-def symbols(listing: str, kind: str) -> set[str]:
-    found = re.findall(rf"^(?:[0-9a-f]+)? *{kind} (void (?:\w+::)?run_mha_\w+<[^>]+>)", listing, re.MULTILINE)
-    return set(found)
-
-
-@needs_source
-@pytest.mark.installs
-@pytest.mark.timeout(400)
-def test_the_stubs_define_what_the_trimmed_units_leave_undefined(tmp_path: Path) -> None:
-    made, stub = planned(GROK_2), tmp_path / stubs.FILE
-    stub.write_text(stubs.text(made))
-    for file, name in ((stub, "stubs.o"), (SOURCE / "csrc/flash_attn/flash_api.cpp", "api.o")):
-        subprocess.run(host_command(file, tmp_path / name, tmp_path / "extra"), check=True)
-    listing = [
-        subprocess.run(["nm", "-C", tmp_path / name], capture_output=True, text=True, check=True).stdout
-        for name in ("api.o", "stubs.o")
-    ]
-    wanted, defined = symbols(listing[0], "U"), symbols(listing[1], "T")
-    assert len(wanted) == 72
-    assert wanted - defined == {stubs.symbol(unit, made) for unit in made.units}
-    assert defined - wanted == set()
+def test_an_interpreter_that_does_not_answer_is_one_sentence(tmp_path: Path) -> None:
+    python = stand_in(tmp_path / "python", "echo 'ImportError: libcudart.so.13: cannot open shared object file' >&2; exit 1")
+    with pytest.raises(BuildError, match="does not say what it could build with: ImportError: libcudart.so.13"):
+        toolchain.look(python)

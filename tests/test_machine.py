@@ -1,6 +1,7 @@
 """A recipe says what it needs of a host, and a host that lacks it is told apart before anything starts."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -28,3 +29,22 @@ GPU = Gpu(0, "X", "u", 80 * GIB, 0, (9, 0), "580")
 def test_what_a_host_lacks_is_one_sentence(gpus: tuple[Gpu, ...], need: Host, said: str | None) -> None:
     found = machine.lacking(replace(HOST, gpus=gpus), need)
     assert found is None if said is None else found is not None and found.startswith(said)
+
+
+def test_the_memory_limit_is_the_least_of_the_cgroups_around_this_process(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    folder = tmp_path / "a/b"
+    folder.mkdir(parents=True)
+    own.write_text("0::/a/b\n")
+    (folder / "memory.max").write_text("max\n")
+    total = machine.memory_limit(tmp_path, own)
+    (tmp_path / "a/memory.max").write_text("1000000\n")
+    assert machine.memory_limit(tmp_path, own) == 1_000_000 < total
+    # The first version of cgroups, in a container that sees the host's path and its own files.
+    own.write_text("5:cpu:/\n4:memory:/docker/x\n0::/\n")
+    (tmp_path / "memory").mkdir()
+    (tmp_path / "memory/memory.limit_in_bytes").write_text("2000000\n")
+    assert machine.memory_limit(tmp_path, own) == 2_000_000
+    (tmp_path / "memory/memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert machine.memory_limit(tmp_path, own) == total
+    assert machine.memory_limit(tmp_path / "none", tmp_path / "none") == total

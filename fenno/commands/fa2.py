@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -15,6 +14,8 @@ from fenno.errors import UsageError
 
 if TYPE_CHECKING:
     from fenno.fa2.plan import Plan as FlashPlan
+    from fenno.fa2.source import Given
+    from fenno.fa2.toolchain import Toolchain
 
 
 def build_fa2(
@@ -26,18 +27,20 @@ def build_fa2(
     consumer: Annotated[str | None, typer.Option(help="who will import it: transformers, sglang, vllm-src")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16; default: the model's")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="compilers side by side; default: what memory and cores allow")] = None,
-    source: Annotated[Path | None, typer.Option(help="flash-attn's source: its released archive, or a folder")] = None,
+    source_path: Annotated[Path | None, typer.Option("--source", help="flash-attn's source: its archive, or a folder")] = None,
+    git: Annotated[str | None, typer.Option(help="URL@TAG: the source from a git tag")] = None,
     python: Annotated[str | None, typer.Option(help="the interpreter the wheel is for; default: the one fenno runs under")] = None,
     out: Annotated[Path, typer.Option(help="where sources, objects and wheels are kept")] = Path("fenno-fa2"),
     as_json: JsonOption = False,
 ) -> None:
     """Build FlashAttention-2 for one model and one GPU: minutes instead of hours."""
-    from fenno.fa2 import need, plan, releases
+    from fenno.fa2 import need, plan, releases, source
 
     name, config, flagged = model_config(recipe_name, model)
+    given = source.given(source_path, git)
     made = plan.make(
         need.of(config, name, dtype or flagged),
-        releases.release(version or releases.NEWEST),
+        releases.release(version or given.release or releases.NEWEST),
         plan.codes(arch) if arch else codes_here(),
         **plan.capacity(),
         jobs=jobs,
@@ -46,10 +49,10 @@ def build_fa2(
     if not as_json:
         for line in plan.lines(made):
             console.say(line)
-    console.result(plan.document(made) if plan_only else built(made, python, source, out.resolve()))
+    console.result(plan.document(made) if plan_only else built(made, python, given, out.resolve()))
 
 
-def built(made: FlashPlan, python: str | None, source: Path | None, out: Path) -> dict[str, Any]:
+def built(made: FlashPlan, python: str | None, given: Given, out: Path) -> dict[str, Any]:
     """Build a planned wheel; its document. What nobody would import is not built."""
     from fenno.engine import catalogue
     from fenno.fa2 import build, plan
@@ -59,16 +62,25 @@ def built(made: FlashPlan, python: str | None, source: Path | None, out: Path) -
         raise UsageError(
             f"nothing would import this wheel: {why}", "for transformers: --consumer transformers; to see the plan: --plan"
         )
-    if source is not None and not source.exists():
-        raise UsageError(f"there is no {source}", "give flash-attn's released archive, or a folder with its source")
-    started, interpreter = time.monotonic(), catalogue.interpreter(python)
-    found = build.look(interpreter)
-    stands = build.obstacle(found, interpreter, made.archs)
+    interpreter = catalogue.interpreter(python)
+    found = tools(interpreter, made.archs, out)
+    done = build.build(made, found, interpreter, given, out, console.say)
+    console.say(f"install it: {interpreter} -m pip install --no-deps {done.wheel}")
+    return build.document(found, done)
+
+
+def tools(interpreter: str, archs: tuple[str, ...], out: Path) -> Toolchain:
+    """What the interpreter builds with; the CUDA compiler is fetched where that alone lacks. Raises `BuildError`."""
+    from fenno.fa2 import toolchain
+
+    found = toolchain.look(interpreter)
+    if toolchain.borrowable(found):
+        console.say(f"there is no CUDA compiler: NVIDIA's packages of CUDA {found.torch_cuda} are put into {out}, and nowhere else")
+        found = toolchain.look(interpreter, toolchain.borrow(found, interpreter, out))
+    stands = toolchain.obstacle(found, interpreter, archs)
     if stands:
         raise stands
-    wheel = build.build(made, found, interpreter, source and source.resolve(), out, console.say)
-    console.say(f"install it: {interpreter} -m pip install --no-deps {wheel}")
-    return build.document(made, found, wheel, time.monotonic() - started)
+    return found
 
 
 def model_config(recipe_name: str | None, folder: Path | None) -> tuple[str, Mapping[str, Any], str | None]:

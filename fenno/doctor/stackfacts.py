@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fenno import process
-from fenno.doctor.elf import Library
 from fenno.doctor.facts import Drift, Extension, Package, Stack
+from fenno.elf import Library, torch_lacks
 from fenno.errors import EngineError
 
 SCRIPT = str(Path(__file__).parent / "inside" / "interpreter.py")
@@ -29,7 +29,6 @@ EXTENSIONS = {
     "vLLM's FlashAttention": "vllm/vllm_flash_attn/_vllm_fa*_C*.so",
     "torchvision": "torchvision/_C*.so",
 }
-TORCH = re.compile(r"_ZN?K?T?[ISV]?N?K?(?:3c10|2at|5torch|5caffe)")
 NEW_ABI = "_ZN3c105ErrorC2ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
 OLD_ABI = "_ZN3c105ErrorC2ENS_14SourceLocationESs"
 MANIFEST = "fenno-fa2.json"
@@ -122,10 +121,7 @@ def extensions(folders: Iterable[Path], libraries: Path | None) -> Iterable[tupl
 def extension(path: Path, offered: list[Library]) -> Extension:
     """One compiled module. Without torch nothing is said to be missing."""
     with Library(path) as library:
-        known = any(other.indexed for other in offered)
-        wanted = [symbol for symbol in library.undefined() if TORCH.match(symbol)] if known else []
-        missing = tuple(symbol for symbol in wanted if not any(other.offers(symbol) for other in offered))
-        return Extension(str(path), missing, library.archs())
+        return Extension(str(path), torch_lacks(library, offered), library.archs())
 
 
 def importers(found: Mapping[str, Package], folders: Iterable[Path]) -> dict[str, str]:

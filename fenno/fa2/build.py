@@ -1,119 +1,80 @@
-"""From a plan to a wheel: what is needed is checked, the source prepared, ninja run, the library looked at.
+"""From a plan to a wheel: the source prepared, ninja run, the library looked at.
 
-What decides is pure: obstacles, manifest, command, environment, first error. A build that was stopped goes on where it was, since
-its folder is named by all that matters and ninja keeps what is done. A wheel appears there only when all is well.
+A build that was stopped goes on where it was, since its folder is named by all that matters and ninja keeps what is done. A wheel
+appears there only when all is well.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
-import re
+import resource
 import shutil
+import tempfile
 import time
-import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fenno import process
 from fenno.errors import BuildError, DiskError
-from fenno.fa2 import source, stubs
-from fenno.fa2.plan import JOB_MEMORY, Plan
+from fenno.fa2 import progress, source, stubs, wheel
+from fenno.fa2.plan import STUBS_FILE, Plan
+from fenno.fa2.source import Given
+from fenno.fa2.toolchain import Toolchain
 from fenno.units import show_duration
 
-INSIDE = Path(__file__).parent / "inside"
+SETUP = Path(__file__).parent / "inside" / "setup.py"
 MANIFEST = "fenno-fa2.json"  # in the wheel's flash_attn folder, where `fenno doctor` reads it
+SAY_EVERY = 30.0  # seconds
 LEAST_DISK = 2 * 2**30  # bytes: the source unpacked, objects, and what nvcc writes in between
-# The first toolkit that knows the code of a GPU generation.
-SINCE = {"80": (11, 0), "90": (11, 8), "100": (12, 8), "110": (13, 0), "120": (12, 8)}
-STEP = re.compile(r"^\[(\d+)/(\d+)\]", re.MULTILINE)
-WRONG = re.compile(r"^.*(?:\berror\b\s*:|fatal error|error #|\bKilled\b|died due to signal|No space left|Error:).*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Toolchain:
-    """What an interpreter builds with. `python`: its tag; `abi`: whether its torch has C++11's strings. None: there is none."""
+class Built:
+    """A wheel and its manifest. `seconds`: wall time; `cpu_seconds`: of all compilers; `units`: those that were compiled now."""
 
-    python: str
-    torch: str | None
-    torch_cuda: str | None
-    abi: bool | None
-    cuda_home: str | None
-    nvcc: str | None
-    compiler: str | None
-    absent: list[str]
+    wheel: Path
+    manifest: dict[str, Any]
+    seconds: float
+    cpu_seconds: float
+    units: dict[str, float]
 
 
-def look(python: str) -> Toolchain:
-    """Ask an interpreter (a few seconds: it imports torch). Raises `BuildError` when it does not answer."""
-    done = process.run([python, "-I", str(INSIDE / "toolchain.py")], timeout=120.0)
-    try:
-        return Toolchain(**json.loads(done.stdout.splitlines()[-1]))
-    except (IndexError, ValueError):
-        last = (done.stderr.strip() or "it printed nothing").splitlines()[-1]
-        raise BuildError(f"{python} does not say what it could build with: {last}", "does `import torch` work there?") from None
-
-
-def obstacle(found: Toolchain, python: str, archs: tuple[str, ...]) -> BuildError | None:
-    """The first thing that stands against a build, or None."""
-    if found.torch is None:
-        return BuildError(f"there is no torch under {python}", "name the interpreter that will import the wheel: --python PATH")
-    if found.torch_cuda is None:
-        return BuildError(
-            f"torch {found.torch} under {python} is built for CPUs: flash_attn needs the CUDA one it will run with",
-            "name the interpreter that will import the wheel: --python PATH",
-        )
-    if found.nvcc is None:
-        return BuildError(
-            "there is no CUDA compiler: neither CUDA_HOME, nor nvcc on the PATH, nor NVIDIA's package beside torch",
-            f"install the toolkit of torch's CUDA {found.torch_cuda}, or pip install nvidia-cuda-nvcc, and set CUDA_HOME",
-        )
-    if found.nvcc.split(".")[0] != found.torch_cuda.split(".")[0]:
-        return BuildError(
-            f"nvcc is of CUDA {found.nvcc} and torch {found.torch} of CUDA {found.torch_cuda}: one major version is needed",
-            f"set CUDA_HOME to a toolkit of CUDA {found.torch_cuda}",
-        )
-    old = [arch for arch in archs if tuple(map(int, found.nvcc.split("."))) < SINCE[arch]]
-    if old:
-        return BuildError(
-            f"nvcc {found.nvcc} cannot compile for sm_{old[0]}: that takes CUDA {SINCE[old[0]][0]}.{SINCE[old[0]][1]}",
-            "use a newer one",
-        )
-    if found.compiler is None:
-        return BuildError("there is no C++ compiler", "install g++, or name one in CXX")
-    if found.absent:
-        return BuildError(f"{', '.join(found.absent)} missing under {python}", f"{python} -m pip install {' '.join(found.absent)}")
-    return None
-
-
-def manifest(plan: Plan, found: Toolchain) -> dict[str, Any]:
+def manifest(plan: Plan, found: Toolchain, origin: str) -> dict[str, Any]:
     """What the wheel says of itself; `fenno doctor` holds models against it, and inside/setup.py builds from it."""
     return {
         "version": plan.release.version,
         "local_version": plan.local_version,
+        "source": origin,
         "head_dims": list(plan.need.sizes),
         "dtypes": list(plan.need.dtypes),
         **{switch: switch not in plan.off for switch in ("softcap", "alibi", "local", "dropout", "uneven_k")},
         "backward": False,
         "archs": [f"sm_{arch}" for arch in plan.archs],
-        "sources": ["csrc/flash_attn/flash_api.cpp", stubs.FILE, *(unit.file for unit in plan.units)],
+        "kernels": plan.kernels,
+        "sources": ["csrc/flash_attn/flash_api.cpp", STUBS_FILE, *(unit.file for unit in plan.units)],
         "cxx_flags": plan.cxx_flags,
         "nvcc_flags": plan.nvcc_flags,
-        "built_with": {"torch": found.torch, "cuda": found.nvcc, "abi": found.abi, "python": found.python},
+        "built_with": {
+            **{"torch": found.torch, "cuda": found.nvcc, "compiler": found.compiler},
+            **{"abi": found.abi, "python": found.python},
+        },
     }
 
 
-def key(made: dict[str, Any], sha256: str) -> str:
+def key(made: dict[str, Any], plan: Plan) -> str:
     """A short name of all that decides about the result: two builds that differ in it never share a folder."""
-    text = json.dumps([made, sha256], sort_keys=True)
+    text = "\n".join([json.dumps(made, sort_keys=True), stubs.text(plan), SETUP.read_text(encoding="utf-8")])
     return f"{made['version']}+{made['local_version']}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
 def command(python: str, wheels: Path) -> list[str]:
     """What builds the wheel; it runs in the source's folder."""
-    return [python, str(INSIDE / "setup.py"), "bdist_wheel", "--dist-dir", str(wheels)]
+    return [python, str(SETUP), "bdist_wheel", "--dist-dir", str(wheels)]
 
 
 def environment(found: Toolchain, jobs: int) -> dict[str, str | None]:
@@ -121,104 +82,103 @@ def environment(found: Toolchain, jobs: int) -> dict[str, str | None]:
     return {"MAX_JOBS": str(jobs), "CUDA_HOME": found.cuda_home, "TORCH_CUDA_ARCH_LIST": None, "NVCC_APPEND_FLAGS": None}
 
 
-def first_error(log: str) -> BuildError | DiskError:
-    """What a failed build's log says went wrong first."""
-    line = next((match[0].strip() for match in WRONG.finditer(log)), None)
-    if line is None:
-        last = (log.strip() or "it printed nothing").splitlines()[-1]
-        return BuildError(f"the build failed and named no error; its last line: {last}")
-    if "No space left" in line:
-        return DiskError(
-            f"the disk is full: {line}", "free some space (TMPDIR too: nvcc writes there), and run it again: it goes on"
-        )
-    if re.search(r"\bKilled\b|died due to signal 9|signal terminated program", line):
-        return BuildError(
-            f"a compiler was killed, most likely for want of memory: {line}",
-            f"one takes {JOB_MEMORY / 1e9:.1f} GB: run it again with fewer --jobs, and it goes on",
-        )
-    return BuildError(f"the build failed: {line}")
-
-
-def progress(log: str) -> tuple[int, int]:
-    """How many of ninja's steps are done, by its log."""
-    steps = STEP.findall(log)
-    return (int(steps[-1][0]), int(steps[-1][1])) if steps else (0, 0)
-
-
-def left(plan: Plan, elapsed: float, done: int, total: int) -> float:
-    """Seconds left: by the plan's estimate until a step is done, then by the pace, whichever is later."""
-    return max(plan.wall - elapsed, elapsed / done * (total - done) if done else 0.0)
-
-
-def prepare(tree: Path, plan: Plan, found: Toolchain) -> None:
+def prepare(tree: Path, plan: Plan, made: dict[str, Any]) -> None:
     """Write the stubs and the manifest into the source, if they differ: what is unchanged is not compiled again."""
-    made = json.dumps(manifest(plan, found), indent=1)
-    for path, text in ((tree / stubs.FILE, stubs.text(plan)), (tree / "flash_attn" / MANIFEST, made)):
-        if not path.is_file() or path.read_text(encoding="utf-8") != text:
-            process.write(path, text)
+    texts = {tree / STUBS_FILE: stubs.text(plan), tree / "flash_attn" / MANIFEST: json.dumps(made, indent=1)}
+    with source.writing(tree):
+        for path, text in texts.items():
+            if not path.is_file() or path.read_text(encoding="utf-8") != text:
+                process.write(path, text)
 
 
-def build(plan: Plan, found: Toolchain, python: str, given: Path | None, out: Path, say: Callable[[str], None]) -> Path:
-    """Build the wheel, or find it built before. Returns its path; raises `BuildError` or `DiskError` with what went wrong first."""
-    folder = out / key(manifest(plan, found), source.digest(given) if given else plan.release.sha256)
-    ready = sorted(folder.glob("*.whl"))
-    if ready:
-        say(f"built before: {ready[0]}")
-        return ready[0]
-    folder.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(folder).free
-    if free < LEAST_DISK:
-        raise DiskError(
-            f"{free / 2**30:.1f} GiB are free in {folder}, a build takes {LEAST_DISK / 2**30:.0f}", "choose another --out folder"
-        )
-    tree = source.place(plan.release, given, python, folder)
-    prepare(tree, plan, found)
-    run(plan, found, python, tree, folder / "build.log", say)
-    wheel = next((tree / "dist").glob("*.whl"))
-    check_wheel(wheel, folder)
-    return wheel.replace(folder / wheel.name)
+def build(plan: Plan, found: Toolchain, python: str, given: Given, out: Path, say: Callable[[str], None]) -> Built:
+    """Build the wheel, or find it built before. Raises `BuildError` or `DiskError` with what went wrong first."""
+    started = time.monotonic()
+    with alone(out):
+        made = manifest(plan, found, source.origin(plan.release, given, out))
+        folder = out / key(made, plan)
+        ready = next(iter(sorted(folder.glob("*.whl"))), None)
+        if ready:
+            say(f"built before: {ready}")
+            return Built(ready, made, time.monotonic() - started, 0.0, {})
+        room(out)
+        tree = source.place(plan.release, given, python, out, folder)
+        prepare(tree, plan, made)
+        cpu, units = run(plan, found, python, tree, folder / "build.log", say)
+        fresh = next((tree / "dist").glob("*.whl"))
+        wrong = wheel.fault(wheel.contents(fresh, Path(found.libraries) if found.libraries else None), plan)
+        if wrong:
+            raise wrong
+        return Built(fresh.replace(folder / fresh.name), made, time.monotonic() - started, cpu, units)
 
 
-def run(plan: Plan, found: Toolchain, python: str, tree: Path, log: Path, say: Callable[[str], None]) -> None:
-    """Run ninja to its end and say how far it is. Raises the first error."""
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """A folder while nobody else builds in it; the lock ends with the process. Raises `BuildError`, `DiskError`."""
+    with source.writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BuildError(
+                f"another fenno is building in {folder}", "wait for it to end, or choose another --out folder"
+            ) from None
+        yield
+
+
+def room(folder: Path) -> None:
+    """Raise `DiskError` unless there is space for sources and objects, and where the compilers keep what is in between."""
+    for place, word in ((folder, "choose another --out folder"), (Path(tempfile.gettempdir()), "set TMPDIR to another folder")):
+        free = shutil.disk_usage(place).free
+        if free < LEAST_DISK:
+            raise DiskError(f"{free / 2**30:.1f} GiB are free in {place}, a build takes {LEAST_DISK / 2**30:.0f}", word)
+
+
+def run(
+    plan: Plan, found: Toolchain, python: str, tree: Path, log: Path, say: Callable[[str], None]
+) -> tuple[float, dict[str, float]]:
+    """Run ninja to its end and say how far it is. Returns seconds of CPU time and those of each unit. Raises the first error."""
     log.unlink(missing_ok=True)
-    started, before = time.monotonic(), -1
+    before = timed(tree)
+    todo = {name: seconds for name, seconds in plan.estimates.items() if name not in before}
+    started, spent, said = time.monotonic(), children_cpu(), (-1, -1.0)
     with process.running(command(python, tree / "dist"), log=log, env=environment(found, plan.jobs), cwd=tree) as child:
         while child.poll() is None:
+            done, elapsed = timed(tree), time.monotonic() - started
+            if (len(done), elapsed // SAY_EVERY) != said:
+                said = (len(done), elapsed // SAY_EVERY)
+                remains = show_duration(progress.left(todo, done, plan.jobs, elapsed))
+                say(f"{len(done)} of {len(plan.estimates)} units after {show_duration(round(elapsed))}, about {remains} left")
             time.sleep(0.5)
-            done, total = progress(log.read_text(errors="replace"))
-            if done != before:
-                elapsed = time.monotonic() - started
-                say(f"{done} of {total or len(plan.units) + 2} units, about {show_duration(left(plan, elapsed, done, total))} left")
-                before = done
         code = child.wait()
     if code:
-        error = first_error(log.read_text(errors="replace"))
+        error = progress.first_error(log.read_text(errors="replace"))
         error.hint = f"{error.hint}; the log is {log}" if error.hint else f"the log is {log}"
         raise error
+    return children_cpu() - spent, {name: seconds for name, seconds in timed(tree).items() if name in todo}
 
 
-def check_wheel(wheel: Path, folder: Path) -> None:
-    """Raise `BuildError` when the library in a wheel lacks a function of its own."""
-    with zipfile.ZipFile(wheel) as archive:
-        name = next((name for name in archive.namelist() if name.startswith("flash_attn_2_cuda") and name.endswith(".so")), None)
-        if name is None:
-            raise BuildError(f"{wheel.name} holds no flash_attn_2_cuda library", f"see {folder / 'build.log'}")
-        library = Path(archive.extract(name, folder / "check"))
-    said = process.run(["nm", "-D", "-C", "--undefined-only", str(library)]).check("nm").stdout
-    lost = undefined(said)
-    shutil.rmtree(folder / "check")
-    if lost:
-        raise BuildError(
-            f"the library lacks {len(lost)} functions of its own, {lost[0]} first", "tell us: the stubs should have them"
-        )
+def timed(tree: Path) -> dict[str, float]:
+    """What ninja has noted so far in a source's folder."""
+    log = next(iter(sorted((tree / "build").glob("*/.ninja_log"))), None)
+    return progress.compiled(log.read_text(errors="replace")) if log else {}
 
 
-def undefined(listing: str) -> list[str]:
-    """The attention functions in `nm -C --undefined-only`'s listing, without their arguments."""
-    return re.findall(r"^ *U (void (?:\w+::)?run_mha_\w+<[^>]+>)", listing, re.MULTILINE)
+def children_cpu() -> float:
+    """Seconds of CPU time of all children that have ended, and of theirs."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
-def document(plan: Plan, found: Toolchain, wheel: Path, seconds: float) -> dict[str, Any]:
+def document(found: Toolchain, built: Built) -> dict[str, Any]:
     """What came of a build, as JSON."""
-    return {"wheel": str(wheel), "seconds": round(seconds, 1), "manifest": manifest(plan, found), "toolchain": asdict(found)}
+    return {
+        "wheel": str(built.wheel),
+        "seconds": round(built.seconds, 1),
+        "cpu_seconds": round(built.cpu_seconds, 1),
+        "units": built.units,
+        "manifest": built.manifest,
+        "toolchain": asdict(found),
+    }

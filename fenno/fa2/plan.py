@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, get_args
 
 import psutil
@@ -25,6 +26,7 @@ PER_UNIT = MEASURED["forward, 12 kernels"] - 12 * PER_KERNEL
 PER_COMBINE = (MEASURED["split, 12 kernels and 7 to combine"] - PER_UNIT - 12 * PER_KERNEL) / 7
 HOST_UNIT = 68.0
 STUBS = 9.3
+STUBS_FILE = "fenno_stubs.cpp"  # what stubs.py makes
 SOURCE = (
     "estimated from five units of head size 128, measured with nvcc 13.0.88 for sm_80; kernels of other sizes and of the backward "
     "pass are taken to cost as much"
@@ -33,10 +35,10 @@ JOB_MEMORY = 4_340_000_000  # bytes at the peak of one compiler thread, stock; a
 # GPU generation to the code that runs on it: one of a generation runs what was compiled for its first.
 CODES = {8: "80", 9: "90", 10: "100", 11: "110", 12: "120"}
 FLAG: dict[Switch, str] = {switch: f"-DFLASHATTENTION_DISABLE_{switch.upper()}" for switch in get_args(Switch)}
-CXX_FLAGS = ("-O3", "-std=c++17")
+# No -std: torch's builder adds the one that its headers need, C++20 for torch 2.13, where upstream's C++17 is refused.
+CXX_FLAGS = ("-O3",)
 NVCC_FLAGS = (
     "-O3",
-    "-std=c++17",
     "-U__CUDA_NO_HALF_OPERATORS__",
     "-U__CUDA_NO_HALF_CONVERSIONS__",
     "-U__CUDA_NO_HALF2_OPERATORS__",
@@ -84,6 +86,11 @@ class Plan:
         return tuple(sorted({unit.head for unit in self.units}))
 
     @property
+    def estimates(self) -> dict[str, float]:
+        """CPU seconds for each file that is compiled, by its name without the ending."""
+        return estimates(self.units, self.release, self.off, len(self.archs))
+
+    @property
     def local_version(self) -> str:
         """What `pip list` shows behind the version's plus."""
         return ".".join(["fenno", *self.need.dtypes, *(f"hd{head}" for head in self.heads), *(f"sm{arch}" for arch in self.archs)])
@@ -107,7 +114,7 @@ def make(
     off = _off(need, heads)
     chosen = all_units(sorted(heads), need.dtypes, ("fwd", "fwd_split"))
     stock = all_units(release.heads)
-    times = [unit_seconds(unit, release, off) * len(archs) for unit in chosen] + [HOST_UNIT, STUBS]
+    times = list(estimates(chosen, release, off, len(archs)).values())
     jobs = jobs or most_jobs(len(times), cores, memory)
     return Plan(
         need=need,
@@ -152,6 +159,12 @@ def unit_seconds(unit: Unit, release: Release, off: Collection[Switch] = ()) -> 
     found = kernels(unit, release, off)
     small = sum(kernel[0] in ("combine", "dot", "convert") for kernel in found)
     return PER_UNIT + PER_KERNEL * (len(found) - small) + PER_COMBINE * small
+
+
+def estimates(units: Sequence[Unit], release: Release, off: Collection[Switch], archs: int) -> dict[str, float]:
+    """CPU seconds for each file of a build, by its name without the ending."""
+    device = {PurePath(unit.file).stem: unit_seconds(unit, release, off) * archs for unit in units}
+    return {**device, "flash_api": HOST_UNIT, PurePath(STUBS_FILE).stem: STUBS}
 
 
 def most_jobs(tasks: int, cores: int, memory: int) -> int:

@@ -9,31 +9,121 @@ import re
 import shutil
 import tarfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from fenno import process
-from fenno.errors import BuildError, DiskError
+from fenno.errors import BuildError, DiskError, UsageError
 from fenno.fa2.lattice import units
-from fenno.fa2.releases import Release
+from fenno.fa2.releases import RELEASES, Release
 
 FETCH_TIMEOUT = 600.0
 # Its setup.py runs for the metadata, and would look for a compiler.
 FETCH_ENV = {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}
+IMPORTS = re.compile(r"^ *(?:ERROR: *)?(.*(?:[Ee]rror|No matching|No module).*)$", re.MULTILINE)
 
 
-def fetch_command(release: Release, python: str, folder: Path) -> list[str]:
+@dataclass(frozen=True)
+class Given:
+    """Where the source comes from: `path`, an archive or a folder; a git `url` with its `tag`; or neither, the package index."""
+
+    path: Path | None = None
+    url: str | None = None
+    tag: str | None = None
+
+    @property
+    def release(self) -> str | None:
+        """The release that the name of what is given speaks of, if fenno knows it."""
+        if self.path is not None and self.path.is_dir():
+            return version(self.path)
+        name = self.tag or (self.path.name if self.path else "")
+        match = re.fullmatch(r"(?:v|flash_attn-)?(\d[\w.]*?)(?:\.tar\.gz)?", name)
+        return match[1] if match and match[1] in RELEASES else None
+
+
+def given(path: Path | None, git: str | None) -> Given:
+    """What --source and --git name. Raises `UsageError`."""
+    if git is None:
+        if path is not None and not path.exists():
+            raise UsageError(f"there is no {path}", "give flash-attn's released archive, or a folder with its source")
+        return Given(path and path.resolve())
+    if path is not None:
+        raise UsageError("--source and --git name two sources", "leave one of them out")
+    url, _, tag = git.rpartition("@")
+    if not url or not tag or ":" in tag:
+        raise UsageError(f"--git is {git!r}: there is no tag in it", "write it as URL@TAG, such as https://HOST/flash-attention@v2.8.3")
+    return Given(url=url, tag=tag)
+
+
+def origin(release: Release, given: Given, out: Path) -> str:
+    """What the manifest says of the source; another one is another wheel. A git tag is fetched for that. Raises `BuildError`."""
+    if given.url:
+        return f"{given.url}@{given.tag}, commit {commit(clone(given, out))}"
+    if given.path is not None and given.path.is_dir():
+        return f"folder, sha256 {digest(given.path)}"
+    return f"released archive, sha256 {release.sha256}"
+
+
+def clone(given: Given, out: Path) -> Path:
+    """A checkout of a git tag in `out`, with cutlass; what was fetched before stays. Raises `BuildError`."""
+    import git
+
+    name = hashlib.sha256(f"{given.url}@{given.tag}".encode()).hexdigest()[:10]
+    target, part = out / f"git-{name}", out / f"git-{name}.part"
+    if not target.is_dir():
+        shutil.rmtree(part, ignore_errors=True)
+        try:
+            made = git.Repo.clone_from(str(given.url), part, branch=given.tag, depth=1)
+            if (part / ".gitmodules").is_file():
+                made.git.submodule("update", "--init", "--depth", "1", "csrc/cutlass")
+        except git.GitCommandNotFound:
+            raise BuildError("there is no git here", "install it, or give the released archive with --source FILE") from None
+        except git.GitCommandError as error:
+            raise BuildError(
+                f"{given.url}@{given.tag} could not be fetched: {reason(str(error.stderr))}",
+                "without a network: fetch it elsewhere, and give the folder with --source DIR",
+            ) from None
+        part.replace(target)
+    return target
+
+
+def reason(stderr: str) -> str:
+    """What git says is wrong, as GitPython hands it on."""
+    said = [line.strip(" '") for line in stderr.replace("stderr: ", "").splitlines() if line.strip(" '")]
+    return next((line for line in said if line.startswith(("fatal", "error"))), said[-1] if said else "git gave no reason")
+
+
+def commit(checkout: Path) -> str:
+    """The commit that is checked out."""
+    return process.run(["git", "-C", str(checkout), "rev-parse", "HEAD"]).check("git").stdout.strip()
+
+
+def requirement(release: Release) -> str:
+    """What pip is asked for. With its hash: of a changed archive pip runs nothing."""
+    return f"flash-attn=={release.version} --hash=sha256:{release.sha256}\n"
+
+
+def fetch_command(python: str, wanted: Path, folder: Path) -> list[str]:
     """pip's command for the source archive, with the user's own index and proxy settings."""
-    options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--disable-pip-version-check"]
-    return [python, "-m", "pip", "download", *options, "--dest", str(folder), f"flash-attn=={release.version}"]
+    options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--disable-pip-version-check", "--require-hashes"]
+    return [python, "-m", "pip", "download", *options, "--dest", str(folder), "--requirement", str(wanted)]
 
 
 def fetch(release: Release, python: str, folder: Path) -> Path:
     """The release's archive in `folder`, downloaded unless it is there. Raises `BuildError` when it does not come."""
     archive = folder / f"flash_attn-{release.version}.tar.gz"
     if not archive.is_file():
-        done = process.run(fetch_command(release, python, folder), timeout=FETCH_TIMEOUT, env=FETCH_ENV)
+        wanted = folder / "requirement.txt"
+        with writing(folder):
+            process.write(wanted, requirement(release))
+        done = process.run(fetch_command(python, wanted, folder), timeout=FETCH_TIMEOUT, env=FETCH_ENV)
+        if "DO NOT MATCH THE HASHES" in done.stderr:
+            raise BuildError(
+                f"what was downloaded is not flash-attn {release.version} as it was released: it has another sha256",
+                "the download was cut off or changed: run it again; should it stay so, look at pip's index and its cache",
+            )
         if done.returncode or not archive.is_file():
-            errors = re.findall(r"^ *(?:ERROR: *)?(.*(?:[Ee]rror|No matching|No module).*)$", done.stderr, re.MULTILINE)
+            errors = IMPORTS.findall(done.stderr)
             raise BuildError(
                 f"flash-attn {release.version} could not be fetched: {errors[0].strip() if errors else 'pip gave no reason'}",
                 "without a network: download the source archive elsewhere and give it with --source FILE",
@@ -64,7 +154,7 @@ def unpack(archive: Path, target: Path) -> None:
     """Unpack an archive's one folder as `target`; nothing stays under that name when it fails."""
     part = target.with_name(f"{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    with _writing(target):
+    with writing(target):
         part.mkdir(parents=True)
         with tarfile.open(archive) as tar:
             # Early patch releases of Python lack the filter; the archive's hash was checked.
@@ -78,13 +168,14 @@ def copy(source: Path, target: Path) -> None:
     """A copy of the user's own source as `target`: fenno writes into it."""
     part = target.with_name(f"{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    with _writing(target):
+    with writing(target):
         shutil.copytree(source, part, ignore=shutil.ignore_patterns(".git", "build", "dist", "*.egg-info"))
         part.replace(target)
 
 
 @contextlib.contextmanager
-def _writing(target: Path) -> Iterator[None]:
+def writing(target: Path) -> Iterator[None]:
+    """A block that writes under `target`: what goes wrong there is a `DiskError`."""
     try:
         yield
     except (OSError, shutil.Error) as error:
@@ -96,15 +187,20 @@ def _writing(target: Path) -> Iterator[None]:
         raise DiskError(f"cannot write {target}: {error}", "choose another --out folder") from error
 
 
-def check_tree(folder: Path, release: Release) -> None:
-    """Raise `BuildError` unless a folder holds this release's source, all its units and cutlass."""
+def version(folder: Path) -> str:
+    """The release that a folder holds. Raises `BuildError` when it is not flash-attn's source."""
     try:
         text = (folder / "flash_attn" / "__init__.py").read_text(encoding="utf-8")
     except OSError:
         raise BuildError(f"{folder} is not the source of flash-attn", "give the folder that holds its setup.py") from None
     match = re.search(r'^__version__ = "(.+)"$', text, re.MULTILINE)
-    if not match or match[1] != release.version:
-        found = match[1] if match else "unknown"
+    return match[1] if match else "unknown"
+
+
+def check_tree(folder: Path, release: Release) -> None:
+    """Raise `BuildError` unless a folder holds this release's source, all its units and cutlass."""
+    found = version(folder)
+    if found != release.version:
         raise BuildError(f"{folder} is flash-attn {found}, not {release.version}", f"build that one: --version {found}")
     needed = ["csrc/flash_attn/flash_api.cpp", "csrc/cutlass/include/cutlass/cutlass.h", *(u.file for u in units(release.heads))]
     absent = [name for name in needed if not (folder / name).is_file()]
@@ -115,15 +211,16 @@ def check_tree(folder: Path, release: Release) -> None:
         )
 
 
-def place(release: Release, given: Path | None, python: str, folder: Path) -> Path:
-    """The source tree in `folder`, from where it is, an archive or a folder that was given, or the package index."""
+def place(release: Release, given: Given, python: str, out: Path, folder: Path) -> Path:
+    """The source tree in `folder`, from what was given; what is fetched for it stays in `out`. Raises `BuildError`, `DiskError`."""
     target = folder / f"flash_attn-{release.version}"
     if not target.is_dir():
-        if given is not None and given.is_dir():
-            check_tree(given, release)
-            copy(given, target)
+        tree = clone(given, out) if given.url else given.path
+        if tree is not None and tree.is_dir():
+            check_tree(tree, release)
+            copy(tree, target)
         else:
-            archive = given or fetch(release, python, folder)
+            archive = tree or fetch(release, python, out)
             check(archive, release)
             unpack(archive, target)
     check_tree(target, release)

@@ -13,7 +13,6 @@ from fenno.fa2.plan import Plan
 TYPES: dict[Dtype, str] = {"bf16": "cutlass::bfloat16_t", "fp16": "cutlass::half_t"}
 FUNCTIONS = {"fwd": "run_mha_fwd_", "fwd_split": "run_mha_fwd_splitkv_dispatch", "bwd": "run_mha_bwd_"}
 NAMES = {"fwd": "the forward pass", "fwd_split": "the split forward pass", "bwd": "the backward pass"}
-FILE = "fenno_stubs.cpp"
 
 
 def missing(plan: Plan) -> tuple[Unit, ...]:

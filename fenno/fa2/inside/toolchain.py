@@ -27,15 +27,25 @@ def cuda_home() -> str | None:
 
 
 def nvcc_version(home: str | None) -> str | None:
-    """ "13.0", or None when there is no nvcc that runs."""
+    """ "13.0.88", or None when there is no nvcc that runs."""
     if home is None:
         return None
     try:
         said = subprocess.run([str(Path(home, "bin", "nvcc")), "--version"], capture_output=True, text=True, check=False).stdout
     except OSError:
         return None
-    match = re.search(r"release (\d+\.\d+)", said)
-    return match[1] if match else None
+    match = re.search(r"release (\d+\.\d+)(?:, V([\d.]+))?", said)
+    return (match[2] or match[1]) if match else None
+
+
+def compiler() -> str | None:
+    """ "g++ 12.2.0", or None when there is no C++ compiler."""
+    named = os.environ.get("CXX", "g++")
+    try:
+        said = subprocess.run([named, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, check=False).stdout
+    except OSError:
+        return None
+    return f"{Path(named).name} {said.strip()}"
 
 
 def absent() -> list[str]:
@@ -55,9 +65,10 @@ def main() -> None:
                 "torch": str(torch.__version__) if torch else None,
                 "torch_cuda": torch.version.cuda if torch else None,
                 "abi": bool(torch.compiled_with_cxx11_abi()) if torch else None,
+                "libraries": str(Path(str(torch.__file__)).parent / "lib") if torch else None,
                 "cuda_home": home,
                 "nvcc": nvcc_version(home),
-                "compiler": shutil.which(os.environ.get("CXX", "g++")),
+                "compiler": compiler(),
                 "absent": absent(),
             }
         )

@@ -6,14 +6,17 @@ Little-endian 64-bit ELF, which is all that vLLM and torch have wheels for. A fi
 from __future__ import annotations
 
 import mmap
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 DYNSYM, GNU_HASH = 11, 0x6FFFFFF6
 FATBIN = 0xBA55ED50
 PTX = 1
+# Names that torch's libraries have to bring: c10, at, torch, caffe2.
+TORCH = re.compile(r"_ZN?K?T?[ISV]?N?K?(?:3c10|2at|5torch|5caffe)")
 
 
 @dataclass(frozen=True)
@@ -126,6 +129,13 @@ class Library:
                 return
             yield arch, "ptx" if kind == PTX else "sm"
             position += header + size
+
+
+def torch_lacks(library: Library, torch: Sequence[Library]) -> tuple[str, ...]:
+    """What a library wants of torch and torch's own libraries do not offer. Without any of those nothing is said to be missing."""
+    known = any(other.indexed for other in torch)
+    wanted = [symbol for symbol in library.undefined() if TORCH.match(symbol)] if known else []
+    return tuple(symbol for symbol in wanted if not any(other.offers(symbol) for other in torch))
 
 
 def gnu_hash(name: str) -> int:

@@ -1,0 +1,122 @@
+"""The plan beside what the compilers make of it: one trimmed device unit, the host's unit and the stubs, really compiled.
+
+The source is FLASH_ATTN_SOURCE (an unpacked release), or comes from the package index; without it, nvcc or g++ they are skipped.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from test_fa2 import LLAMA_3_70B, planned
+
+from fenno.errors import BuildError
+from fenno.fa2 import source, stubs, wheel
+from fenno.fa2.lattice import Unit, kernels, units
+from fenno.fa2.plan import CXX_FLAGS, NVCC_FLAGS, STUBS_FILE
+from fenno.fa2.releases import RELEASES
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+RELEASE = RELEASES["2.8.3.post2"]
+SMALL = {**LLAMA_3_70B, "hidden_size": 2048, "num_attention_heads": 32}  # heads of 64: the cheapest that models have
+UNIT = Unit("fwd", 64, "bf16", True)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The unpacked source of the release."""
+    named = Path(os.environ.get("FLASH_ATTN_SOURCE", "/nowhere"))
+    if (named / "setup.py").is_file():
+        return named
+    made = tmp_path_factory.mktemp("source")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PIP_RETRIES", "1")
+        patch.setenv("PIP_TIMEOUT", "20")
+        try:
+            archive = source.fetch(RELEASE, sys.executable, made)
+        except BuildError as error:
+            pytest.skip(f"the source of flash-attn is not to be had here: {error}")
+    source.check(archive, RELEASE)
+    source.unpack(archive, made / "tree")
+    return made / "tree"
+
+
+def torch_folder() -> Path:
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        pytest.skip("there is no torch here")
+    return Path(spec.origin).parent
+
+
+def options(folder: Path, extra: Path) -> list[str]:
+    """Headers of the source, of torch (a CPU one too) and of CUDA, and the C++ that torch's own builder would ask for."""
+    nvcc = shutil.which("nvcc")
+    homes = (Path("/usr/local/cuda"), Path(nvcc or "/x/y/z").resolve().parents[1])
+    cuda = [path for path in homes if (path / "include/cuda.h").is_file()]
+    if not cuda or not nvcc or not shutil.which("g++"):
+        pytest.skip("there is no nvcc, no g++, or no header of CUDA here")
+    torch = torch_folder()
+    # The CPU torch has the headers that say "CUDA", but for the one that its build writes.
+    (extra / "c10/cuda/impl").mkdir(parents=True, exist_ok=True)
+    (extra / "c10/cuda/impl/cuda_cmake_macros.h").write_text("#pragma once\n#define C10_CUDA_BUILD_SHARED_LIBS\n")
+    folders = [folder / "csrc/flash_attn", folder / "csrc/flash_attn/src", folder / "csrc/cutlass/include", extra]
+    folders += [torch / "include", torch / "include/torch/csrc/api/include"]
+    folders += [cuda[0] / "include", Path(sysconfig.get_path("include"))]
+    standard = re.search(r"-std=c\+\+\d\d", (torch / "utils/cpp_extension.py").read_text())
+    name = "-DTORCH_EXTENSION_NAME=flash_attn_2_cuda"
+    return [standard[0] if standard else "-std=c++17", name, *(f"-I{path}" for path in folders)]
+
+
+def test_the_plan_is_what_the_compilers_make(folder: Path, tmp_path: Path) -> None:
+    made, also = planned(SMALL), options(folder, tmp_path / "extra")
+    (tmp_path / STUBS_FILE).write_text(stubs.text(made))
+    host = ["g++", *made.cxx_flags, "-O0", "-fPIC", *also, "-c"]
+    commands = {
+        "unit.o": ["nvcc", *made.nvcc_flags, "-Xcompiler", "-fPIC", *also, "-c", str(folder / UNIT.file)],
+        "api.o": [*host, str(folder / "csrc/flash_attn/flash_api.cpp")],
+        "stubs.o": [*host, str(tmp_path / STUBS_FILE)],
+    }
+    running = [subprocess.Popen([*words, "-o", tmp_path / name]) for name, words in commands.items()]
+    assert [child.wait() for child in running] == [0, 0, 0]
+    listing = {name: symbols(tmp_path / name) for name in commands}
+    # The device's unit: as many kernels as planned, fewer than stock, and the one function that the host wants of it.
+    assert wheel.kernels(listing["unit.o"]) == len(kernels(UNIT, RELEASE, made.off)) == 3
+    assert defined(listing["unit.o"]) == {stubs.symbol(UNIT, made)}
+    # The host's unit wants every function of the release; the stubs and the plan's units define each once.
+    wanted, stubbed = set(wheel.undefined(listing["api.o"])), defined(listing["stubs.o"])
+    planned_units = {stubs.symbol(unit, made) for unit in made.units}
+    assert (len(wanted), len(stubbed), len(planned_units)) == (72, 68, 4)
+    assert wanted == stubbed | planned_units
+    assert not stubbed & planned_units
+
+
+def symbols(path: Path) -> str:
+    return subprocess.run(["nm", "-C", path], capture_output=True, text=True, check=True).stdout
+
+
+def defined(listing: str) -> set[str]:
+    return set(re.findall(r"^[0-9a-f]+ T (void (?:\w+::)?run_mha_\w+<[^>]+>)", listing, re.MULTILINE))
+
+
+def test_the_flags_and_units_are_those_of_the_releases_own_setup(folder: Path) -> None:
+    text = (folder / "setup.py").read_text()
+    assigned = {
+        target.id: node.value
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    own = ast.literal_eval(assigned["nvcc_flags"])
+    assert [flag for flag in own if not flag.startswith("-std")] == list(NVCC_FLAGS)
+    assert CXX_FLAGS == ("-O3",)
+    named = re.findall(r"csrc/flash_attn/src/flash_\w+\.cu", text)
+    assert set(named) == {unit.file for unit in units(RELEASE.heads)}
