@@ -10,7 +10,7 @@ import typer
 from fenno import console
 from fenno.commands.given import RecipeArgument, choose
 
-TO = "systemd, compose, k8s, vllm-config, prometheus (alert rules) or grafana (a dashboard)"
+TO = "systemd, compose, k8s, vllm-config, prometheus (alert rules), grafana (a dashboard), nginx or vllm-router (before replicas)"
 
 
 def export(
@@ -24,15 +24,22 @@ def export(
     claim: Annotated[str | None, typer.Option(help="k8s: PersistentVolumeClaim with the model, or for downloads")] = None,
     monitor: Annotated[bool, typer.Option("--monitor", help="k8s: a PodMonitor and the alert rules too")] = False,
     user: Annotated[str | None, typer.Option(help="systemd: who the engine runs as; default: you")] = None,
+    replica: Annotated[
+        list[str] | None, typer.Option(metavar="HOST[:PORT]", help="nginx, vllm-router: a server behind it; once for each")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="nginx, vllm-router: where it listens; default: 127.0.0.1:8080")
+    ] = None,
 ) -> None:
-    """Write production files from a recipe: a unit, a compose file, Kubernetes objects, alert rules, a dashboard."""
+    """Write production files from a recipe: a unit, a compose file, Kubernetes objects, alert rules, a dashboard, a proxy's."""
     import getpass
 
     from fenno import recipe
     from fenno.export import make
     from fenno.tune.output import write
 
-    asked = make.Asked(to, user=user, image=image, gpus=gpus, claim=claim, monitor=monitor)
+    behind = tuple(replica or ())
+    asked = make.Asked(to, user=user, image=image, gpus=gpus, claim=claim, monitor=monitor, replica=behind, listen=listen)
     asked.check()
     chosen = recipe.load(choose(recipe_name))
     file = output / f"{chosen.name}{make.FORMATS[to]}" if output and (output.is_dir() or not output.suffix) else output

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fenno.engine import catalogue, plugin, server
 from fenno.errors import RecipeError, UsageError
-from fenno.export import alerts, compose, grafana, kubernetes, service, systemd, text
+from fenno.export import alerts, compose, grafana, kubernetes, replicas, service, systemd, text
 from fenno.export.service import Service
 from fenno.recipe import Recipe
 
@@ -21,14 +21,25 @@ FORMATS = {
     "vllm-config": ".vllm.yaml",
     "prometheus": ".rules.yaml",
     "grafana": ".dashboard.json",
+    "nginx": ".nginx.conf",
+    "vllm-router": ".router.sh",
 }
-OPTIONS = {"image": ("compose", "k8s"), "gpus": ("compose", "k8s"), "claim": ("k8s",), "monitor": ("k8s",), "user": ("systemd",)}
+PROXIES = ("nginx", "vllm-router")
+OPTIONS = {
+    "image": ("compose", "k8s"),
+    "gpus": ("compose", "k8s"),
+    "claim": ("k8s",),
+    "monitor": ("k8s",),
+    "user": ("systemd",),
+    "replica": PROXIES,
+    "listen": PROXIES,
+}
 PLUGIN = "plugin"  # the folder beside the file
 
 
 @dataclass(frozen=True)
 class Asked:
-    """`to`: one of `FORMATS`. What is None or False was not given."""
+    """`to`: one of `FORMATS`. What is None, False or empty was not given."""
 
     to: str
     user: str | None = None
@@ -36,6 +47,8 @@ class Asked:
     gpus: int | None = None
     claim: str | None = None
     monitor: bool = False
+    replica: tuple[str, ...] = ()
+    listen: str | None = None
 
     def check(self) -> None:
         """Raise `UsageError` for a format that there is not, or an option that goes with another."""
@@ -43,7 +56,7 @@ class Asked:
             raise UsageError(f"--to is {self.to!r}", f"it has to be one of {', '.join(FORMATS)}")
         for option, formats in OPTIONS.items():
             given = getattr(self, option)
-            if given is not None and given is not False and self.to not in formats:
+            if given not in (None, False, ()) and self.to not in formats:
                 raise UsageError(f"--{option} says nothing to {self.to}", f"it goes with --to {' or '.join(formats)}")
 
 
@@ -57,6 +70,8 @@ def make(recipe: Recipe, asked: Asked, file: Path | None, user: str, say: Callab
         return alerts.text(made)
     if asked.to == "grafana":
         return grafana.text(made)
+    if asked.to in PROXIES:
+        return _proxy(made, asked)
     _usable(made, asked)
     if asked.to == "k8s":
         image, files = service.image(made, asked.image), _plugin_files(made)
@@ -73,12 +88,19 @@ def make(recipe: Recipe, asked: Asked, file: Path | None, user: str, say: Callab
 
 def _engine(recipe: Recipe, asked: Asked, say: Callable[[str], None]) -> catalogue.Catalogue | None:
     """The engine here, where the export is for it or for an image of its version."""
-    if recipe.engine.model is None or asked.to in ("prometheus", "grafana"):
+    if recipe.engine.model is None or asked.to in ("prometheus", "grafana", *PROXIES):
         return None
     if asked.image:
         say(f"flags are not checked: fenno does not know which vLLM is in {asked.image}")
         return None
     return catalogue.read(catalogue.interpreter(recipe.engine.python), say)
+
+
+def _proxy(made: Service, asked: Asked) -> str:
+    """What stands in front of the replicas. Raises `UsageError` for none, or for what is no address."""
+    behind = replicas.addresses(asked.replica, made.port)
+    listen = replicas.address(asked.listen or replicas.LISTEN, made.port)
+    return (replicas.nginx if asked.to == "nginx" else replicas.script)(made, behind, listen)
 
 
 def _usable(made: Service, asked: Asked) -> None:
