@@ -1,4 +1,4 @@
-"""Quantities as people write them: 800ms, 0.8s, 15m, 85%, 40GiB, 2k.
+"""Quantities and addresses as people write them: 800ms, 0.8s, 15m, 85%, 40GiB, 2k, 10.0.0.1:8000.
 
 Pure parsing; every function raises `UsageError` naming what was expected.
 """
@@ -6,6 +6,7 @@ Pure parsing; every function raises `UsageError` naming what was expected.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from fenno.errors import UsageError
 
@@ -95,3 +96,23 @@ def show_duration(seconds: float) -> str:
 def show_memory(limit: float) -> str:
     """A limit as `memory` reads it: 0.85 -> "85 %", 42949672960 -> "40.0 GiB"."""
     return f"{limit * 100:.0f} %" if limit <= 1 else f"{limit / 2**30:.1f} GiB"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where somebody listens. `host` of an IPv6 address has its brackets."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def address(text: str, port: int | None = None) -> Address:
+    """HOST:PORT, or HOST where `port` is known. Raises `UsageError`."""
+    found = re.fullmatch(r"([a-z0-9][a-z0-9._-]*|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?", text, re.IGNORECASE | re.ASCII)
+    number = int(found[2]) if found and found[2] else port or 0
+    if not found or not 0 < number < 1 << 16:
+        raise UsageError(f"{text!r} is no address", "HOST:PORT, such as 10.0.0.1:8000 or [fd00::1]:8000")
+    return Address(found[1], number)

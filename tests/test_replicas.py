@@ -27,8 +27,8 @@ from fenno.engine.server import claim_port
 from fenno.errors import UsageError
 from fenno.export import make, replicas, service
 from fenno.export.make import Asked
-from fenno.export.replicas import Address
 from fenno.recipe import Recipe, Workload
+from fenno.units import Address
 
 RECIPE = Recipe.model_validate({"name": "a.recipe", "engine": {"model": "org/model"}, "workload": {"timeout": "200s"}})
 REPLICAS = (Address("10.0.0.1", 8000), Address("[fd00::1]", 8001))
@@ -49,20 +49,6 @@ def configured(folder: Path, text: str) -> list[str]:
         f"events {{}} http {{ {temporary} access_log off; include {folder}/replicas.conf; }}"
     )
     return [program("nginx") or "", "-p", str(folder), "-c", str(folder / "nginx.conf")]
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [("10.0.0.1:81", "10.0.0.1:81"), ("gpu-1.local", "gpu-1.local:8000"), ("[fd00::1]:8001", "[fd00::1]:8001"), ("h", "h:8000")],
-)
-def test_an_address_is_a_host_and_a_port(text: str, found: str) -> None:
-    assert str(replicas.address(text, 8000)) == found
-
-
-@pytest.mark.parametrize("text", ["", "a b", "http://h:80", "h:0", "h:65536", "h:x", "fd00::1", "h;", "h:80 down", "h/x"])
-def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no address"):
-        replicas.address(text, 8000)
 
 
 def test_a_replica_is_behind_it_once_and_none_is_refused() -> None:

@@ -134,3 +134,17 @@ def test_a_shown_duration_is_close_to_the_true_one(seconds: float) -> None:
 @pytest.mark.parametrize(("limit", "shown"), [(0.85, "85 %"), (1, "100 %"), (40 * 2**30, "40.0 GiB")])
 def test_a_memory_limit_is_shown_as_it_is_read(limit: float, shown: str) -> None:
     assert units.show_memory(limit) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("10.0.0.1:81", "10.0.0.1:81"), ("gpu-1.local", "gpu-1.local:8000"), ("[fd00::1]:8001", "[fd00::1]:8001"), ("h", "h:8000")],
+)
+def test_an_address_is_a_host_and_a_port(text: str, found: str) -> None:
+    assert str(units.address(text, 8000)) == found
+
+
+@pytest.mark.parametrize("text", ["", "a b", "http://h:80", "h:0", "h:65536", "h:x", "fd00::1", "h;", "h:80 down", "h/x"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is no address"):
+        units.address(text, 8000)

@@ -16,6 +16,9 @@ from fenno.commands.given import RecipeArgument, choose
 from fenno.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
+    from fenno.engine.command import Flags
+    from fenno.recipe import Recipe
+    from fenno.serve.hosts import Hosts
     from fenno.serve.keep import Told
 
 NameOption = Annotated[str | None, typer.Option(help="what the server is called; default: the recipe's name")]
@@ -30,31 +33,62 @@ def serve(
     host: Annotated[str | None, typer.Option(help="the address to listen on; default: the recipe's, else 127.0.0.1")] = None,
     api_key_file: Annotated[Path | None, typer.Option(help="a file with the API key that requests must carry")] = None,
     detach: DetachOption = False,
+    role: Annotated[str | None, typer.Option(help="one model over several hosts: head, or worker")] = None,
+    nnodes: Annotated[int | None, typer.Option(help="how many hosts; default with --role: 2")] = None,
+    node_rank: Annotated[int | None, typer.Option(help="which of the workers this is, from 1; not needed with two hosts")] = None,
+    master_addr: Annotated[
+        str | None, typer.Option(metavar="HOST[:PORT]", help="where the workers reach the head; the port is 29501 by default")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print command and environment, start nothing")] = False,
     detached: Annotated[bool, typer.Option(hidden=True)] = False,
 ) -> None:
     """Serve a recipe and keep it up: restarts, health, drain; until Ctrl-C, or in the background."""
     from fenno import recipe
-    from fenno.engine import server
-    from fenno.serve import keep, preflight, state
+    from fenno.serve import hosts, keep, preflight, state
 
     path = choose(recipe_name)
     chosen = recipe.load(path).with_engine(host=host, api_key_file=str(api_key_file.resolve()) if api_key_file else None)
     name = state.checked_name(name or chosen.name)
     if chosen.engine.model is None and not chosen.engine.start:
         raise UsageError("this recipe's engine runs already: fenno does not serve it", f"it should answer at {chosen.engine.url}")
+    several = hosts.given(chosen, role, nnodes, node_rank, master_addr)
     if dry_run:
-        print(server.command_line(chosen, flags=keep.flags(chosen), port=port, folder=state.root() / name))
+        _commands(chosen, several, port, state.root() / name)
         return
-    for warning in preflight.check(chosen):
+    if several and hosts.by_ray(chosen):
+        raise UsageError("fenno does not start Ray", "--dry-run prints what to run on each host")
+    for warning in preflight.check(hosts.share(chosen, several)):
         console.say(warning, style="yellow")
     if detach:
-        _detach(name, path, {"--port": port, "--host": host, "--api-key-file": api_key_file and api_key_file.resolve()})
+        given = {"--port": port, "--host": host, "--api-key-file": api_key_file and api_key_file.resolve()}
+        _detach(name, path, {**given, "--role": role, "--nnodes": nnodes, "--node-rank": node_rank, "--master-addr": master_addr})
         return
     place = state.hold(name, chosen, str(path.resolve()), detached=detached)
     console.say(f"log: {place.state.log}")
     with _starting() as told:
-        keep.keep(chosen, place, port, told)
+        keep.keep(chosen, place, port, told, several)
+
+
+def _commands(chosen: Recipe, several: Hosts | None, port: int | None, folder: Path) -> None:
+    """Print what would be run: here, or on each of several hosts."""
+    import shlex
+
+    from fenno.engine import server
+    from fenno.serve import hosts, keep
+
+    def serving(flags: Flags) -> str:
+        return server.command_line(chosen, flags={**keep.flags(chosen), **flags}, port=port, folder=folder)
+
+    if several is None:
+        print(serving({}))
+        return
+    ray = hosts.by_ray(chosen)
+    for each in map(several.at, range(several.count)):
+        print(f"# {'worker' if each.rank else 'head'}, host {each.rank} of {several.count}")
+        if ray:
+            print(shlex.join(hosts.ray(each)))
+        if not ray or each.rank == 0:
+            print(f"RAY_ADDRESS={several.master} {serving({})}" if ray else serving(hosts.flags(each)))
 
 
 def _detach(name: str, path: Path, options: dict[str, object]) -> None:

@@ -90,12 +90,13 @@ def serving(
     grace: float = GRACE,
     rotate: tuple[int, int] | None = None,
     headers: Mapping[str, str] = MappingProxyType({}),
+    wait: Callable[[Server], None] | None = None,
 ) -> Iterator[Server]:
     """Have an engine for `recipe` while the block lasts: started here, or the one at `engine.url`.
 
     `flags` and `env` are laid over the recipe's; `folder` gets `engine.log`. `grace`: seconds between INT, TERM and KILL at the
     end of a server that is ready; at the default even one that hangs is gone within ten. `rotate`: as for `process.running`.
-    `headers`: what the server at `engine.url` wants with every request.
+    `headers`: what the server at `engine.url` wants with every request. `wait`: what readiness is for one that answers nobody.
     Raises `EngineError` (stage `start`) with the cause when it does not get ready, and `RecipeError` before any start for a flag
     that this engine does not have.
     """
@@ -111,7 +112,7 @@ def serving(
     started = time.monotonic()
     with process.running(ready.command.argv, log=server.log, env=ready.command.env, grace=GRACE, rotate=rotate) as child:
         server.child = child
-        _wait(server, progress)
+        wait(server) if wait else _wait(server, progress)
         server.seconds = time.monotonic() - started
         child.allow(grace)
         yield server

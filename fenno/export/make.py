@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fenno import units
 from fenno.engine import catalogue, plugin, server
 from fenno.errors import RecipeError, UsageError
 from fenno.export import alerts, compose, grafana, kubernetes, replicas, service, systemd, text
@@ -99,7 +100,7 @@ def _engine(recipe: Recipe, asked: Asked, say: Callable[[str], None]) -> catalog
 def _proxy(made: Service, asked: Asked) -> str:
     """What stands in front of the replicas. Raises `UsageError` for none, or for what is no address."""
     behind = replicas.addresses(asked.replica, made.port)
-    listen = replicas.address(asked.listen or replicas.LISTEN, made.port)
+    listen = units.address(asked.listen or replicas.LISTEN, made.port)
     return (replicas.nginx if asked.to == "nginx" else replicas.script)(made, behind, listen)
 
 

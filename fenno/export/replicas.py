@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fenno.errors import UsageError
 from fenno.export.service import Service
 from fenno.export.text import head
 from fenno.recipe import Workload
+from fenno.units import Address, address
 
 LISTEN = "127.0.0.1:8080"
 KEEP_ALIVE = 5  # seconds after which a vLLM closes a connection that nobody uses, unless VLLM_HTTP_TIMEOUT_KEEP_ALIVE is set
 AWAY = 5  # seconds for which a replica that did not answer is left alone
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where somebody listens. `host` of an IPv6 address has its brackets."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
-def address(text: str, port: int | None = None) -> Address:
-    """HOST:PORT, or HOST where `port` is known. Raises `UsageError`."""
-    found = re.fullmatch(r"([a-z0-9][a-z0-9._-]*|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?", text, re.IGNORECASE | re.ASCII)
-    number = int(found[2]) if found and found[2] else port or 0
-    if not found or not 0 < number < 1 << 16:
-        raise UsageError(f"{text!r} is no address", "HOST:PORT, such as 10.0.0.1:8000 or [fd00::1]:8000")
-    return Address(found[1], number)
 
 
 def addresses(texts: Sequence[str], port: int) -> list[Address]:

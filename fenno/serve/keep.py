@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -13,7 +14,9 @@ from fenno.engine import catalogue, command, metrics, server
 from fenno.engine.server import Server
 from fenno.errors import EngineError
 from fenno.recipe import Recipe
-from fenno.serve import health, policy, starts
+from fenno.serve import health, policy, starts, worker
+from fenno.serve import hosts as several
+from fenno.serve.hosts import Hosts
 from fenno.serve.policy import Death
 from fenno.serve.state import Place
 
@@ -34,19 +37,21 @@ def flags(recipe: Recipe) -> command.Flags:
     return {"shutdown-timeout": recipe.engine.flags.get("shutdown-timeout", round(recipe.serve.grace))}
 
 
-def keep(recipe: Recipe, place: Place, port: int | None, told: Told) -> NoReturn:
+def keep(recipe: Recipe, place: Place, port: int | None, told: Told, hosts: Hosts | None = None) -> NoReturn:
     """Serve `recipe` until somebody interrupts, or until no restart helps: raises the `EngineError` then.
 
-    The port stays the same from start to start: `port`, the recipe's, or a free one.
+    The port stays the same from start to start: `port`, the recipe's, or a free one. `hosts`: where it is one of several.
     """
     wanted = port or recipe.engine.flags.get("port")
     deaths: list[Death] = []
     with _recorded(place):
-        if recipe.engine.url is None:
+        if hosts and hosts.rank:
+            place.update(port=server.claim_port(None))  # nobody listens there, and another engine here may have the recipe's
+        elif recipe.engine.url is None:
             place.update(port=server.claim_port(int(str(wanted)) if wanted else None, command.address(recipe.engine.flags)))
         while True:
             before = machine.read_gpus()[0]
-            death, ready = _life(recipe, place, told)
+            death, ready = _life(recipe, place, told, hosts)
             deaths.append(death)
             place.update(deaths=[asdict(each) for each in deaths[-20:]], engine=[])
             step = policy.step(deaths, recipe.serve)
@@ -66,36 +71,54 @@ def _last(death: Death, why: str) -> EngineError:
     return EngineError(said, death.hint if loop else f"{death.hint}\n  it is not started again: {why}", cause=death.cause)
 
 
-def _life(recipe: Recipe, place: Place, told: Told) -> tuple[Death, tuple[machine.Gpu, ...]]:
+def _life(recipe: Recipe, place: Place, told: Told, hosts: Hosts | None) -> tuple[Death, tuple[machine.Gpu, ...]]:
     """One engine from its start to its death, and the GPUs as they were when it was ready."""
     ready: float = 0.0
     gpus: tuple[machine.Gpu, ...] = ()
     with _progress(recipe, place, told) as progress:
         try:
-            with server.serving(
-                recipe,
-                place.folder,
-                flags=flags(recipe) if recipe.engine.url is None else None,
-                port=place.state.port,
-                progress=progress,
-                grace=recipe.serve.grace,
-                rotate=ROTATE,
-            ) as running:
+            with _engine(recipe, place, progress, hosts) as (running, watch):
                 ready, gpus = time.time(), machine.read_gpus()[0]
                 progress(starts.READY)
                 _announce(recipe, place, running, told)
                 with _draining(recipe, place, running, told):
-                    health.watch(running, recipe.serve.hang)
+                    watch()
         except EngineError as error:
             lived = time.time() - ready if ready else 0.0
             return Death(time.time(), lived, error.cause, error.again, str(error), error.hint), gpus
 
 
+@contextlib.contextmanager
+def _engine(
+    recipe: Recipe, place: Place, progress: Callable[[str], None], hosts: Hosts | None
+) -> Iterator[tuple[Server, Callable[[], NoReturn]]]:
+    """The engine while the block lasts, and what looks after it until it dies."""
+    start = functools.partial(
+        server.serving,
+        recipe,
+        place.folder,
+        flags={**flags(recipe), **several.flags(hosts)} if recipe.engine.url is None else None,
+        port=place.state.port,
+        progress=progress,
+        grace=recipe.serve.grace,
+        rotate=ROTATE,
+    )
+    if hosts and hosts.rank:
+        with worker.linked(hosts, progress) as link, start(wait=lambda joining: worker.wait(joining, hosts, link)) as running:
+            yield running, lambda: worker.watch(running, link)
+    else:
+        with start() as running:
+            yield running, lambda: health.watch(running, recipe.serve.hang)
+
+
 def _announce(recipe: Recipe, place: Place, running: Server, told: Told) -> None:
     engine = [[pid, born] for pid in running.pids() if (born := process.birth(pid))]
-    place.update(phase="ready", ready=time.time(), url=running.url, model=running.model, engine=engine, on_gpu=running.on_gpu)
+    # A worker has no model's name: nobody asked it.
+    url = running.url if running.model else ""
+    place.update(phase="ready", ready=time.time(), url=url, model=running.model, engine=engine, on_gpu=running.on_gpu)
     place.remember(recipe)
-    told.say(f"ready after {running.seconds:.0f} s: {running.url}/v1 serves {running.model}; Ctrl-C ends it")
+    what = f"{url}/v1 serves {running.model}" if url else "it has joined the head"
+    told.say(f"ready after {running.seconds:.0f} s: {what}; Ctrl-C ends it")
 
 
 @contextlib.contextmanager
@@ -127,11 +150,16 @@ def _draining(recipe: Recipe, place: Place, running: Server, told: Told) -> Iter
     except BaseException:
         place.update(phase="draining")
         with contextlib.suppress(EngineError):
-            now = metrics.scrape(running.url, 1.0)
-            count = round((now.running or 0) + (now.waiting or 0))
-            grace = units.show_duration(recipe.serve.grace)
-            told.say(f"ending: {count} requests in flight have {grace} to be answered; a second Ctrl-C ends it at once")
+            if place.state.url:
+                told.say(_in_flight(running, recipe.serve.grace))
         raise
+
+
+def _in_flight(running: Server, grace: float) -> str:
+    now = metrics.scrape(running.url, 1.0)
+    count = round((now.running or 0) + (now.waiting or 0))
+    allowed = units.show_duration(grace)
+    return f"ending: {count} requests in flight have {allowed} to be answered; a second Ctrl-C ends it at once"
 
 
 @contextlib.contextmanager

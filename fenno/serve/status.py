@@ -31,6 +31,8 @@ def look(server: State, earlier: Counts) -> dict[str, Any]:
     seen["uptime"] = time.time() - server.ready if phase == "ready" and server.ready else None
     if phase not in ("ready", "draining"):
         return seen
+    if not server.url:  # a worker of another host's head
+        return {**seen, "healthy": phase == "ready", "memory": memory(server)}
     with contextlib.suppress(http.Refused):
         http.call(f"{server.url}/health", timeout=2.0)
         seen["healthy"] = True

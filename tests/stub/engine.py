@@ -7,14 +7,18 @@ By environment: STUB_BASE_MS, STUB_REQUEST_MS, STUB_TOKEN_MS (what a step costs)
 STUB_DIE=start or after so many requests, with STUB_WORDS (what it logs then) and STUB_EXIT; STUB_HANG=1; STUB_ACK=never;
 STUB_DRAIN=never; STUB_STUBBORN=1 (refuses INT and TERM, and has a child in a session of its own); STUB_STATUS=500; STUB_FREEZE=3
 (healthy, and no request after so many is answered); STUB_OTHER_OUTPUTS=0.5 (log-probabilities are so much less under plain flags).
-Asked to end, it finishes what is in flight within --shutdown-timeout, as vLLM does. VLLM_API_KEY is asked for where it is set.
+With --nnodes it meets the other hosts at --master-port as vLLM does: rank 0 waits for them before it answers, the others stay for
+ever, whatever becomes of rank 0. Asked to end, it finishes what is in flight within --shutdown-timeout, as vLLM does.
+VLLM_API_KEY is asked for where it is set.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +26,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MARK = "fenno-introspect:"
+STORE: list[socket.socket] = []  # kept open as long as this process lives
 
 
 def flag(kind: str | None = None, default: Any = None, choices: list[str] | None = None, switch: bool = False) -> dict[str, Any]:
@@ -30,17 +35,22 @@ def flag(kind: str | None = None, default: Any = None, choices: list[str] | None
 
 FLAGS = {
     **{name: flag("str") for name in ("api-key", "chat-template", "hf-overrides", "quantization", "served-model-name")},
-    **{name: flag("int", 1) for name in ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")},
+    **{name: flag("int", 1) for name in ("nnodes", "tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")},
     "block-size": flag("int"),
+    "distributed-executor-backend": flag("_optional_type"),
     "dtype": flag("str", "auto", ["auto", "bfloat16", "float16", "float32"]),
     "gpu-memory-utilization": flag("float", 0.92),
+    "headless": flag(default=False, switch=True),
     "host": flag("_optional_type"),
     "kv-cache-dtype": flag("str", "auto", ["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]),
     "load-format": flag("str", "auto"),
     "long-prefill-token-threshold": flag("int", 0),
+    "master-addr": flag("str", "127.0.0.1"),
+    "master-port": flag("int", 29501),
     "max-model-len": flag("human_readable_int_or_auto"),
     "max-num-batched-tokens": flag("human_readable_int"),
     "max-num-seqs": flag("int"),
+    "node-rank": flag("int", 0),
     "port": flag("int", 8000),
     "scheduler-cls": flag("_optional_type"),
     "scheduling-policy": flag("str", "fcfs", ["fcfs", "priority"]),
@@ -102,12 +112,34 @@ def die() -> NoReturn:
     os._exit(int(os.environ.get("STUB_EXIT", "1")))
 
 
+def meet(flags: dict[str, str]) -> None:
+    """The store of rank 0: it waits for a word of every other rank. The others stay for ever, once they have said it."""
+    rank, count, where = (int(flags.get("node-rank", 0)), int(flags["nnodes"]), (flags["master-addr"], int(flags["master-port"])))
+    if rank:
+        STORE.append(socket.create_connection(where, timeout=60))
+        STORE[-1].sendall(b"x")
+        time.sleep(600)
+    listener = socket.create_server(where)
+    STORE.append(listener)
+    said = 0
+    while said < count - 1:
+        for link in select.select(STORE, [], [])[0]:
+            if link is listener:
+                STORE.append(listener.accept()[0])
+            elif link.recv(1):
+                said += 1
+            else:
+                STORE.remove(link)
+
+
 def serve(model: str, words: list[str]) -> None:
     flags = read(words)
     say("utils.py:233", f"non-default args: {{'model_tag': '{model}'}}")
     say("model.py:549", "Resolved architecture: MixtralForCausalLM")
     misbehave()
     say("core.py:93", "Initializing a V1 LLM engine (v0.32.0) with config: ...")
+    if "nnodes" in flags:
+        meet(flags)
     # Only now, so that a start that fails is quick.
     import asyncio
 

@@ -1,0 +1,131 @@
+"""One model over several hosts: what each of them runs, and how head and worker find and lose each other."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from stub.harness import Place, Run
+from stub.waiting import until
+
+from fenno.engine.server import claim_port
+from fenno.errors import FennoError
+from fenno.recipe import Recipe
+from fenno.serve import hosts
+from fenno.serve.hosts import Hosts
+from fenno.units import Address
+
+
+def recipe(**flags: Any) -> Recipe:
+    engine = {"model": "org/model", "flags": {"tensor-parallel-size": 8, "pipeline-parallel-size": 2, **flags}}
+    return Recipe.model_validate({"name": "large", "engine": engine, "host": {"gpus": 16}})
+
+
+def test_every_host_has_its_rank_and_all_but_the_head_no_server() -> None:
+    head = hosts.given(recipe(), "head", None, None, "10.0.0.1")
+    assert head == Hosts(2, 0, Address("10.0.0.1", 29501))
+    shared = {"distributed-executor-backend": "mp", "nnodes": 2, "master-addr": "10.0.0.1", "master-port": 29501}
+    assert hosts.flags(head) == {**shared, "node-rank": 0}
+    assert hosts.flags(head.at(1)) == {**shared, "node-rank": 1, "headless": True}
+    assert hosts.flags(None) == {}
+
+
+def test_with_ray_every_host_joins_the_cluster() -> None:
+    head = hosts.given(recipe(**{"distributed-executor-backend": "ray"}), "head", 2, None, "[fd00::1]")
+    assert head
+    assert hosts.ray(head) == ["ray", "start", "--head", "--block", "--node-ip-address", "fd00::1", "--port", "6379"]
+    assert hosts.ray(head.at(1)) == ["ray", "start", "--block", "--address", "[fd00::1]:6379"]
+
+
+def test_each_host_needs_its_part_of_the_gpus_alone() -> None:
+    assert hosts.share(recipe(), Hosts(4, 1, Address("h", 1))).host.gpus == 4
+    assert hosts.share(recipe(), None) == recipe()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ((None, 2, None, None), "go with --role"),
+        (("chief", 2, None, "h"), "--role is 'chief'"),
+        (("head", 2, None, None), "needs them"),
+        (("head", 1, None, "h"), "needs them"),
+        (("head", 2, 1, "h"), "--node-rank is 1 for a head of 2 hosts"),
+        (("worker", 4, None, "h"), "--node-rank is None for a worker of 4 hosts"),
+        (("worker", 4, 4, "h"), "--node-rank is 4"),
+        (("worker", 2, 0, "h"), "--node-rank is 0"),
+        (("head", 3, None, "h"), "16 ranks cannot be shared out over 3 hosts"),
+        (("head", 2, None, "h h"), "is no address"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(asked: tuple[Any, ...], said: str) -> None:
+    with pytest.raises(FennoError, match=said):
+        hosts.given(recipe(), *asked)
+
+
+def test_one_host_is_no_several() -> None:
+    assert hosts.given(recipe(), None, None, None, None) is None
+    assert hosts.given(recipe(), "worker", 2, None, "h") == Hosts(2, 1, Address("h", 29501))
+
+
+def parallel(place: Place, **flags: Any) -> Path:
+    return place.recipe(engine={"flags": {"max-num-seqs": 64, "tensor-parallel-size": 2, **flags}})
+
+
+@pytest.mark.scenario
+def test_a_dry_run_prints_the_command_of_each_host(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    done = place.fenno("serve", parallel(place), "--role", "head", "--master-addr", "10.0.0.1", "--dry-run")
+    assert (done.code, place.starts()) == (0, []), done.err
+    first, head, second, worker = done.out.splitlines()
+    assert (first, second) == ("# head, host 0 of 2", "# worker, host 1 of 2")
+    assert "--node-rank 0" in head and "--headless" not in head
+    assert "--node-rank 1 --master-addr 10.0.0.1 --master-port 29501 --headless" in worker
+    ray = place.fenno(
+        *("serve", parallel(place, **{"distributed-executor-backend": "ray"})),
+        *("--role", "head", "--master-addr", "10.0.0.1", "--dry-run"),
+    )
+    lines = [shlex.split(line) for line in ray.out.splitlines() if not line.startswith("#")]
+    assert [line[0] for line in lines] == ["ray", "RAY_ADDRESS=10.0.0.1:6379", "ray"]
+
+
+def ready(run: Run, times: int) -> str:
+    run.until(lambda said: said.count("ready after") >= times)
+    return run.error.read_text()
+
+
+def engine(of: Run) -> psutil.Process:
+    below = psutil.Process(of.popen.pid).children(recursive=True)
+    (found,) = [each for each in below if "engine.py" in " ".join(each.cmdline()[:2])]
+    return found
+
+
+@pytest.mark.scenario
+def test_head_and_worker_wait_for_each_other_and_start_again_when_the_other_dies(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    chosen, master = parallel(place), f"127.0.0.1:{claim_port(None)}"
+    worker = place.start("serve", chosen, "--name", "w", "--role", "worker", "--master-addr", master)
+    worker.until(lambda said: f"waiting for the head at {master}" in said)
+    assert place.starts() == [], "its ranks would wait for the head no longer than torch does"
+    head = place.start("serve", chosen, "--name", "h", "--role", "head", "--master-addr", master)
+    url = ready(head, 1).rpartition("ready after")[2].split()[2]
+    assert "it has joined the head" in ready(worker, 1)
+    with urllib.request.urlopen(f"{url}/models", timeout=30) as answer:
+        assert b"stub-model" in answer.read()
+    status = place.fenno("status")
+    assert status.code == 0, status.err
+    assert [(each["name"], each["phase"], each["url"] != "") for each in status.document["servers"]] == [
+        ("h", "ready", True),
+        ("w", "ready", False),
+    ]
+    engine(head).kill()
+    assert "the head has ended" in ready(worker, 2)
+    ready(head, 2)
+    for run in (head, worker):
+        run.signal(signal.SIGINT)
+    assert (head.finish().code, worker.finish().code) == (130, 130)
+    until(lambda: not place.left())
