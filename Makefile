@@ -14,7 +14,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --durations=15 --reruns 1 -raR
 
 .DEFAULT_GOAL := help
-.PHONY: help install tune test lint fast scenarios engine lock clean
+.PHONY: help install tune test lint fast scenarios engine docs lock clean
 
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 18
@@ -39,11 +39,14 @@ scenarios: install ## whole commands on a stub engine: interruptions, faults, ve
 engine: install ## the tests on a real engine, one after the other, about a quarter of an hour on two cores
 	$(PYTEST) -m "engine and not gpu" $(ARGS)
 
+docs: .venv-docs/.done ## the pages of docs/ as a site with search, in build/site; mkdocs is in a .venv-docs of its own
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
 lock: ## resolve the locks anew (see locks/relock.py)
 	$(PYTHON) locks/relock.py $(ARGS)
 
 clean: ## remove everything that make made; studies stay
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-docs build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 .venv/.engine: locks/cpu.txt locks/torch-cpu.txt
 	@locks/install.sh "$(PYTHON)" "$(TORCH_INDEX)" "$(MAKECMDGOALS)"
@@ -51,4 +54,9 @@ clean: ## remove everything that make made; studies stay
 # Editable, and built by the hatchling that the lock brought: nothing is downloaded.
 .venv/.fenno: .venv/.engine pyproject.toml
 	@$(BIN)/python -m pip --disable-pip-version-check install -qq --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv-docs/.done: docs/requirements.txt
+	$(PYTHON) -m venv --clear .venv-docs
+	.venv-docs/bin/pip --disable-pip-version-check install -qq -r docs/requirements.txt
 	@touch $@

@@ -1,16 +1,22 @@
-"""Pages say what is there: links lead somewhere, exit codes are the table's, commands exist, and nothing names its workshop."""
+"""Pages say what is there: links lead somewhere, command lines parse, claims have findings, and nothing names its workshop."""
 
 from __future__ import annotations
 
-import os
+import json
 import re
 import shlex
+import shutil
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+import yaml
+from typer.main import get_command
 
+from fenno import cli, recipe
 from fenno.errors import EXIT_CODES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,45 +57,146 @@ def test_the_page_of_exit_codes_is_the_table() -> None:
     assert {int(code): meaning.strip() for code, meaning in rows} == EXIT_CODES
 
 
-def shell_lines(page: Path) -> list[str]:
+BLOCK = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+
+
+def shell_lines(text: str) -> list[str]:
     """The lines of a page's shell blocks, prompts taken off, output and comments left out."""
     lines: list[str] = []
-    for block in re.findall(r"^```(?:sh|bash|console|shell)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
-        prompted = [line.removeprefix("$ ") for line in block.splitlines() if line.startswith("$ ")]
-        lines += prompted or [line for line in block.splitlines() if line and not line.startswith("#")]
-    return lines
+    for kind, block in BLOCK.findall(text):
+        inside = [line.strip() for line in block.splitlines() if line.strip() and not line.strip().startswith("#")]
+        prompted = [line.removeprefix("$ ") for line in inside if line.startswith("$ ")]
+        lines += prompted or (inside if kind in ("sh", "bash", "console", "shell") else [])
+    return [re.sub(r"^([A-Z_]+=\S+ )+", "", line) for line in lines]
 
 
-def help_of(path: tuple[str, ...]) -> str:
-    code = "from fenno.cli import main; main()"
-    wide = {**os.environ, "COLUMNS": "240", "NO_COLOR": "1"}
-    done = subprocess.run([sys.executable, "-c", code, *path, "--help"], capture_output=True, text=True, env=wide)
-    assert done.returncode == 0, f"fenno {' '.join(path)}: {done.stderr}"
-    return done.stdout
+def spoken(text: str) -> Iterator[str]:
+    """The command lines that stand in a sentence. `fenno study list|show` are two of them; in a table the bar is escaped."""
+    for span in re.findall(r"`([^`]+)`", BLOCK.sub("", text)):
+        line = " ".join(span.replace("\\|", "|").split())
+        names = re.match(r"fenno (\S+ )?([a-z]+(?:\|[a-z]+)+)", line)
+        yield from (line.replace(names[2], each) for each in names[2].split("|")) if names else [line]
 
 
-def check_make(words: list[str]) -> None:
+# What typer raises, whichever click it brings.
+USAGE: Any = (typer.BadParameter.__base__, typer.Exit)
+
+
+def refusal(command: Any, words: list[str], parent: Any = None) -> str:
+    """Why the command line's own parser refuses these words; empty where it does not. Nothing is run."""
+    try:
+        context = command.make_context(command.name, list(words), parent=parent)
+        if not hasattr(command, "resolve_command"):
+            return ""
+        # Those of typer's own click, and of click.
+        rest = [*getattr(context, "_protected_args", []), *context.args]
+        _, below, after = command.resolve_command(context, rest)
+    except USAGE as error:
+        kind = type(error).__name__
+        # Named and not written out: `fenno recipe`, `fenno explain`.
+        named = kind in ("MissingParameter", "NoArgsIsHelpError") and not words
+        return "" if named or kind == "Exit" else f"{kind} {error}"
+    return refusal(below, after, context)
+
+
+def said(line: str) -> list[str]:
+    """The words of one command line up to a pipe or a redirection, with a number where the page has N."""
+    words = shlex.split(line, comments=True)
+    end = next((place for place, word in enumerate(words) if word in ("|", ">", ">>", "2>&1")), len(words))
+    return ["1" if word == "N" else word for word in words[:end]]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_fennos_own_parser_takes_every_command_line_of_a_page(page: Path) -> None:
+    text = page.read_text()
+    lines = [line for line in (*shell_lines(text), *spoken(text)) if re.match(r"(\.venv/bin/)?fenno ", line)]
+    command = get_command(cli.app)
+    assert {line: why for line in lines if (why := refusal(command, said(line)[1:]))} == {}
+
+
+def test_the_pages_have_command_lines_and_the_parser_refuses_wrong_ones() -> None:
+    assert sum(line.startswith("fenno ") for page in PAGES for line in shell_lines(page.read_text())) > 40
+    command = get_command(cli.app)
+    for wrong in ("tunes", "tune --target-p96 1s", "export cpu-small", "loadtest --users many", "study shows"):
+        assert refusal(command, wrong.split()), wrong
+
+
+def test_the_pages_goals_of_make_exist() -> None:
     goals = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    assert {word for word in words if "=" not in word} <= goals, words
+    lines = [said(line) for page in PAGES for line in (*shell_lines(page.read_text()), *spoken(page.read_text()))
+             if line.startswith("make ")]  # fmt: skip
+    assert lines
+    assert {word for _, *words in lines for word in words if "=" not in word} <= goals
 
 
-def check_fenno(words: list[str]) -> None:
-    """The command is there, and so are its options; what follows `--` is somebody else's command line."""
-    ours = words[: words.index("--")] if "--" in words else words
-    path = tuple(word for word in ours[: 2 if ours[0] in ("recipe", "patch", "patch-kv") else 1] if not word.startswith("-"))
-    shown = help_of(path).split()
-    assert [word for word in ours if word.startswith("--") and word.partition("=")[0] not in shown] == [], words
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_page_names_of_the_benchmarks_is_there(page: Path) -> None:
+    named = re.findall(r"(?<![\w/])benchmarks/[\w./-]*\w", page.read_text())
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
-def test_the_pages_commands_exist() -> None:
-    lines = [line for name in ("README.md", "CONTRIBUTING.md") for line in shell_lines(ROOT / name)]
-    commands = [words for line in lines if (words := shlex.split(re.sub(r"^([A-Z_]+=\S+ )+", "", line), comments=True))]
-    assert commands, "the pages show no command"
-    for program, *words in commands:
-        if program == "make":
-            check_make(words)
-        elif program.rpartition("/")[2] == "fenno":
-            check_fenno(words)
+def article() -> dict[int, list[str]]:
+    """The rows of the page on the article: number -> what it says, what was found, by which command, what to do instead."""
+    rows = re.findall(r"^\| (\d+) \| (.*) \|$", (ROOT / "docs/article.md").read_text(), re.MULTILINE)
+    return {int(number): re.split(r" \| ", rest) for number, rest in rows}
+
+
+CLAIMS = [
+    *("2.5.8", "speed up vLLM", "DP4A", "line 217", "BLOCK_M", "12 to 18 ms", "--cuda_version", "sm_90 on an A100", "autograd"),
+    *("12.2", "Python 3.11", "CUDA_HOME", "HazyResearch", "AWQ", "17 copies", "kv_cache_contiguous", "torch.cat", "nested_tensor"),
+    *("ncclGroupStart", "layer 37", "217 lines", "--scheduler-policy", "1024", "16 to 8", "utilisation to 0.9", "prefix caching"),
+    *("api_server", "id lookup", "5000", "checkpointing", "compute mode 3", "Nsight", "200 users", "92.1 %", "42.7", "+35 to 62 %"),
+    *("Qwen2-72B", "sm_86", "dense", "cu121", "do not change", "Windows"),
+]
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_every_claim_of_the_article_has_a_finding_a_command_and_what_to_do_instead(claim: str) -> None:
+    (row,) = [row for row in article().values() if claim in row[0]]
+    assert len(row) == 4
+    assert all(cell.strip() for cell in row)
+    assert "`" in row[2] or re.search(r"\*(sources|doctor|not checked)\*", row[2]), "no command"
+
+
+def test_the_articles_claims_are_numbered_and_what_was_looked_up_is_among_them() -> None:
+    rows = article()
+    assert list(rows) == list(range(1, len(CLAIMS) + 1))
+    looked = json.loads((ROOT / "benchmarks/article/results/sources.json").read_text())["found"]
+    assert {number for number, row in rows.items() if "*sources*" in row[2]} >= {look["claim"] for look in looked}
+
+
+def test_the_page_of_recipes_says_of_each_what_it_says_of_itself() -> None:
+    rows = re.findall(r"^\| `([\w.-]+)` \| (.*) \| (.*) \|$", (ROOT / "docs/recipes.md").read_text(), re.MULTILINE)
+    found = [(name, recipe.load(path)) for name, path in sorted(recipe.embedded().items())]
+    wanted = [(name, each.summary, each.tested) for name, each in found]
+    assert rows[-len(wanted) :] == wanted
+
+
+def navigation(part: Any) -> Iterator[str]:
+    if isinstance(part, str):
+        yield part
+    else:
+        for below in part.values() if isinstance(part, dict) else part:
+            yield from navigation(below)
+
+
+def test_every_page_is_in_the_sites_navigation() -> None:
+    named = list(navigation(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    docs = ROOT / "docs"
+    there = sorted(path.relative_to(docs).as_posix() for path in PAGES if path.is_relative_to(docs))
+    assert sorted(named) == there, "a new page has its line in mkdocs.yml"
+
+
+MKDOCS = shutil.which("mkdocs") or shutil.which("mkdocs", path=ROOT / ".venv-docs/bin")
+
+
+@pytest.mark.skipif(not MKDOCS, reason="no mkdocs on this host: `make docs` brings it")
+def test_the_site_is_built_without_a_warning_and_finds_words(tmp_path: Path) -> None:
+    done = subprocess.run([str(MKDOCS), "build", "--strict", "--site-dir", tmp_path], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    index = json.loads((tmp_path / "search/search_index.json").read_text())
+    assert any("quarter of today" in entry["text"] for entry in index["docs"])
+    assert (tmp_path / "repository/benchmarks/tuner/README.md.txt").exists()
 
 
 # Written so that this file does not hold them itself.
