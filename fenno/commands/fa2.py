@@ -10,7 +10,7 @@ import typer
 
 from fenno import console
 from fenno.commands.given import JsonOption, RecipeArgument, choose
-from fenno.errors import UsageError
+from fenno.errors import BuildError, UsageError
 
 if TYPE_CHECKING:
     from fenno.fa2.plan import Plan as FlashPlan
@@ -29,6 +29,7 @@ def build_fa2(
     jobs: Annotated[int | None, typer.Option(min=1, help="compilers side by side; default: what memory and cores allow")] = None,
     source_path: Annotated[Path | None, typer.Option("--source", help="flash-attn's source: its archive, or a folder")] = None,
     git: Annotated[str | None, typer.Option(help="URL@TAG: the source from a git tag")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="on a GPU: outputs against float64, times against torch's")] = False,
     python: Annotated[str | None, typer.Option(help="the interpreter the wheel is for; default: the one fenno runs under")] = None,
     out: Annotated[Path, typer.Option(help="where sources, objects and wheels are kept")] = Path("fenno-fa2"),
     as_json: JsonOption = False,
@@ -49,10 +50,10 @@ def build_fa2(
     if not as_json:
         for line in plan.lines(made):
             console.say(line)
-    console.result(plan.document(made) if plan_only else built(made, python, given, out.resolve()))
+    console.result(plan.document(made) if plan_only else built(made, python, given, out.resolve(), verify=verify))
 
 
-def built(made: FlashPlan, python: str | None, given: Given, out: Path) -> dict[str, Any]:
+def built(made: FlashPlan, python: str | None, given: Given, out: Path, *, verify: bool) -> dict[str, Any]:
     """Build a planned wheel; its document. What nobody would import is not built."""
     from fenno.engine import catalogue
     from fenno.fa2 import build, plan
@@ -65,8 +66,26 @@ def built(made: FlashPlan, python: str | None, given: Given, out: Path) -> dict[
     interpreter = catalogue.interpreter(python)
     found = tools(interpreter, made.archs, out)
     done = build.build(made, found, interpreter, given, out, console.say)
+    told = build.document(found, done)
+    if verify:
+        told["verified"] = verified(made, done.wheel, interpreter)
     console.say(f"install it: {interpreter} -m pip install --no-deps {done.wheel}")
-    return build.document(found, done)
+    return told
+
+
+def verified(made: FlashPlan, wheel: Path, interpreter: str) -> dict[str, Any]:
+    """Verify a wheel and say what came of it. Raises `BuildError` when an answer is wrong."""
+    import tempfile
+
+    from fenno.fa2 import verify
+
+    with tempfile.TemporaryDirectory(prefix="fenno-verify-") as folder:
+        found = verify.run(made, wheel, interpreter, Path(folder))
+    for line in verify.lines(found):
+        console.say(line)
+    if found["faults"]:
+        raise BuildError(f"the wheel is wrong: {found['faults'][0]}", f"do not install {wheel}; tell us")
+    return found
 
 
 def tools(interpreter: str, archs: tuple[str, ...], out: Path) -> Toolchain:

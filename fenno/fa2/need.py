@@ -30,13 +30,15 @@ NO_WINDOW = {"max_window_layers", "use_sliding_window"}
 @dataclass(frozen=True)
 class Need:
     """`sizes`: head sizes of the attention, each at most 256. `keep`: the switches that have to stay compiled in. `reasons`: a
-    sentence for each of these facts."""
+    sentence for each of these facts. `heads`, `kv_heads`: of the language model; no kernel depends on them."""
 
     model: str
     sizes: tuple[int, ...]
     dtypes: tuple[Dtype, ...]
     keep: frozenset[Switch]
     reasons: tuple[str, ...]
+    heads: int
+    kv_heads: int
 
 
 def of(config: Mapping[str, Any], model: str, dtype: str | None = None) -> Need:
@@ -54,7 +56,10 @@ def of(config: Mapping[str, Any], model: str, dtype: str | None = None) -> Need:
     for name, part in parts:
         found: dict[Switch, str] = {**_softcap(part), **_window(part), **_alibi(part)}
         keep.update({switch: f"{reason}{f' ({name})' if name else ''}" for switch, reason in found.items()})
-    return Need(model, tuple(sorted(sizes)), dtypes, frozenset(keep), (*reasons, why, *keep.values(), *_grouped(parts[0][1])))
+    heads = _first(parts[0][1], HEADS) or 1
+    shared = _first(parts[0][1], ("num_key_value_heads",)) or heads
+    told = (*reasons, why, *keep.values(), *_grouped(heads, shared))
+    return Need(model, tuple(sorted(sizes)), dtypes, frozenset(keep), told, heads, shared if heads % shared == 0 else heads)
 
 
 def _parts(config: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -153,8 +158,7 @@ def _positive(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def _grouped(part: Mapping[str, Any]) -> tuple[str, ...]:
-    heads, shared = _first(part, HEADS), part.get("num_key_value_heads")
-    if not heads or not shared or shared == heads:
+def _grouped(heads: int, shared: int) -> tuple[str, ...]:
+    if shared == heads:
         return ()
     return (f"{shared} key-value heads for {heads} query heads: no kernel of its own, heads are counted when it runs",)

@@ -1,0 +1,194 @@
+"""Whether a wheel answers right: which calls show it, what their results come to, how it is told.
+
+The calls themselves run under the interpreter that the wheel is for (`inside/verify.py`, `inside/bench.py`), from an unpacked copy:
+nothing is installed for it.
+"""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from fenno import process
+from fenno.errors import BuildError
+from fenno.fa2.lattice import DTYPES, Switch
+from fenno.fa2.plan import Plan
+
+INSIDE = Path(__file__).parent / "inside"
+TIMEOUT = 900.0
+# As upstream's own tests: at most so many times the error that plain torch makes in the same dtype.
+MARGIN = 3.0
+SMALL = 1e-5
+CAP, WINDOW = 30.0, 256
+NOTABLE = 50.0  # microseconds: what is shorter is measured and not judged
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call. `kind`: whole sequences of one length; uneven ones, packed; a cache, one with pages, one that is appended to.
+
+    `queries` and `keys`: tokens of the longest sequence. `window`: tokens to the left that are seen, 0 for all.
+    """
+
+    kind: Literal["whole", "uneven", "cache", "paged", "append"]
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    causal: bool = True
+    softcap: float = 0.0
+    window: int = 0
+    alibi: bool = False
+
+    def __str__(self) -> str:
+        extra = [f"soft cap {self.softcap:g}"] * (self.softcap > 0) + [f"window {self.window}"] * (self.window > 0)
+        extra += ["ALiBi"] * self.alibi + ["not causal"] * (not self.causal)
+        sizes = f"{self.batch} x {self.queries} over {self.keys}"
+        return f"{self.kind} {sizes}, head size {self.head_dim} {self.dtype}{''.join(f', {word}' for word in extra)}"
+
+
+def cases(plan: Plan) -> tuple[Case, ...]:
+    """The calls whose outputs are compared: every mask and cache, for each head size, dtype and feature of the plan."""
+    return tuple(
+        replace(case, **change)
+        for head in plan.need.sizes
+        for dtype in plan.need.dtypes
+        for case in _sizes(plan, head, dtype)
+        for change in _features(plan)
+    )
+
+
+def _sizes(plan: Plan, head: int, dtype: str) -> Iterator[Case]:
+    rest = (plan.need.heads, plan.need.kv_heads, head, dtype)
+    yield Case("whole", 1, 1024, 1024, *rest)
+    yield Case("whole", 2, 999, 999, *rest)
+    yield Case("whole", 2, 999, 999, *rest, causal=False)
+    yield Case("whole", 1, 113, 2048, *rest)
+    yield Case("uneven", 5, 1000, 1000, *rest)
+    yield Case("cache", 4, 5, 1500, *rest)
+    yield Case("append", 8, 1, 3000, *rest)
+    for batch, keys in ((1, 4096), (8, 3000), (64, 2048)):
+        yield Case("cache", batch, 1, keys, *rest)
+        yield Case("paged", batch, 1, keys, *rest)
+
+
+def _features(plan: Plan) -> list[dict[str, Any]]:
+    """What is changed about a call, for each feature that the plan keeps; the plain call first."""
+    on: dict[Switch, dict[str, Any]] = {"softcap": {"softcap": CAP}, "local": {"window": WINDOW}, "alibi": {"alibi": True}}
+    return [{}, *(change for switch, change in on.items() if switch not in plan.off)]
+
+
+def refused(plan: Plan) -> tuple[Case, ...]:
+    """Calls that the wheel has to refuse: a head size, a dtype and each feature that was left out."""
+    plain = Case("whole", 1, 64, 64, plan.need.heads, plan.need.kv_heads, plan.need.sizes[0], plan.need.dtypes[0])
+    found = [replace(plain, head_dim=head) for head in plan.release.heads if head not in plan.heads][:1]
+    found += [replace(plain, dtype=dtype) for dtype in DTYPES if dtype not in plan.need.dtypes]
+    off: dict[Switch, dict[str, Any]] = {"softcap": {"softcap": CAP}, "local": {"window": WINDOW}, "alibi": {"alibi": True}}
+    return (*found, *(replace(plain, **change) for switch, change in off.items() if switch in plan.off))
+
+
+def shapes(plan: Plan) -> tuple[Case, ...]:
+    """The calls that are timed: prompts and steps of decoding as servers have them, with the model's soft cap."""
+    head, dtype = plan.need.sizes[-1], plan.need.dtypes[0]
+    rest = (plan.need.heads, plan.need.kv_heads, head, dtype, True, 0.0 if "softcap" in plan.off else CAP)
+    prompts = [Case("whole", batch, tokens, tokens, *rest) for batch, tokens in ((1, 512), (1, 2048), (1, 8192), (8, 1024))]
+    steps = [(1, 1024), (1, 8192), (8, 4096), (64, 1024), (64, 4096)]
+    return (*prompts, *(Case("cache", batch, 1, keys, *rest) for batch, keys in steps))
+
+
+def faults(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is wrong, by the lines that `inside/verify.py` printed; none for a wheel that answers right."""
+    found = []
+    for row in results:
+        if "error" in row and not row["error"] <= MARGIN * row["plain"] + SMALL:
+            found.append(f"{Case(**row['case'])}: wrong by {row['error']:.2g}, where plain torch is by {row['plain']:.2g}")
+        elif "failed" in row:
+            found.append(f"{Case(**row['case'])}: {row['failed']}")
+        elif "said" in row and row["said"] is None:
+            found.append(f"{Case(**row['refused'])}: was left out, and yet it answers")
+    return found
+
+
+def summary(results: Sequence[Mapping[str, Any]], timed: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a verification came to, as JSON."""
+    head = results[0]
+    compared = [row for row in results if "error" in row]
+    return {
+        **{key: head[key] for key in ("gpu", "torch", "flash_attn")},
+        "compared": len(compared),
+        "refused": sum("said" in row and row["said"] is not None for row in results),
+        "worst": max((row["error"] / max(row["plain"], SMALL) for row in compared), default=None),
+        "faults": faults(results),
+        "timings": [dict(row) for row in timed],
+    }
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """A verification for people."""
+    if found["gpu"] is None:
+        return ["verified: it imports, and its library is whole; outputs and times are skipped: torch sees no GPU here"]
+    told = [
+        f"verified on {found['gpu']}: {found['compared']} outputs against float64, the worst {found['worst']:.2f} times as far off "
+        f"as plain torch in the same dtype ({MARGIN:g} is allowed); {found['refused']} calls of what was left out raise",
+        *(f"  WRONG: {fault}" for fault in found["faults"]),
+    ]
+    return [*told, *(line for row in found["timings"] for line in timing_lines(row))]
+
+
+def timing_lines(row: Mapping[str, Any]) -> list[str]:
+    """One line of times: microseconds a call, medians and quartiles of interleaved replays."""
+    if "shape" in row:
+        times = ", ".join(f"{name} {t['median']:.1f} us ({t['low']:.1f} to {t['high']:.1f})" for name, t in row["times"].items())
+        return [f"  {Case(**row['shape'])}: {times}"]
+    return [
+        f"  {name}: first call {row['first_call_ms'][name]:.1f} ms, launch {row['launch_us'][name]:.1f} us"
+        for name in row.get("first_call_ms", {})
+    ]
+
+
+def unpack(wheel: Path, folder: Path) -> Path:
+    """A wheel's files in a folder; its library's path."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+    return next(folder.glob("flash_attn_2_cuda*.so"))
+
+
+def run(plan: Plan, wheel: Path, python: str, folder: Path) -> dict[str, Any]:
+    """Verify a wheel; its summary. `folder`: an empty one for this. Raises `BuildError` when it cannot be imported or dies."""
+    library = unpack(wheel, folder / "wheel")
+    asked = {"cases": cases(plan), "refused": refused(plan)}
+    results = _ask(python, "verify.py", asked, folder / "wheel")
+    if not results or results[-1].get("done") is not True:
+        last = Case(**results[-1]["case"]) if results and "case" in results[-1] else "the import"
+        raise BuildError(f"the verification died after {last}", "run it again; CUDA_LAUNCH_BLOCKING=1 names the place")
+    timed = time_shapes(python, {"fenno": library}, shapes(plan)) if results[0]["gpu"] else []
+    return summary(results, timed)
+
+
+def time_shapes(python: str, libraries: Mapping[str, Path], wanted: Sequence[Case]) -> list[dict[str, Any]]:
+    """Time calls of several libraries against each other and torch's own attention. Raises `BuildError` when it dies."""
+    asked = {"libraries": {name: str(path) for name, path in libraries.items()}, "shapes": wanted}
+    results = _ask(python, "bench.py", asked, None)
+    if not results or results[-1].get("done") is not True:
+        raise BuildError("the timing died", "run it again; CUDA_LAUNCH_BLOCKING=1 names the place")
+    return results[:-1]
+
+
+def _ask(python: str, script: str, asked: Mapping[str, Any], path: Path | None) -> list[dict[str, Any]]:
+    """The lines that a script prints. Raises `BuildError` with its last line when there is none."""
+    text = json.dumps(asked, default=asdict)
+    before = process.environment(None).get("PYTHONPATH")
+    env = {"PYTHONPATH": ":".join(filter(None, [str(path), before]))} if path else {}
+    done = process.run([python, str(INSIDE / script)], timeout=TIMEOUT, env={"PYTHONSAFEPATH": "1", **env}, text_input=text)
+    found: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if not found:
+        last = (done.stderr.strip() or "it printed nothing").splitlines()[-1]
+        raise BuildError(f"the wheel does not import under {python}: {last}", "is this the interpreter it was built for?")
+    return found
