@@ -53,6 +53,13 @@ def test_a_crash_loop_names_its_causes() -> None:
     assert "3 deaths in a row, none after 10 min of service (hang ×2, oom-serving ×1)" in found.why
 
 
+def test_a_worker_waits_for_the_next_head_however_often_heads_die() -> None:
+    lost = [died(policy.HEAD_LOST, "yes")] * 9
+    assert policy.step(lost, LIMITS).wait == 1
+    assert policy.step([died(), *lost, died()], LIMITS).wait == 2, "its own deaths are two"
+    assert policy.step([died(), *lost, died(), *lost, died()], LIMITS).wait is None
+
+
 @given(st.lists(st.sampled_from([0.0, 5.0, 599.0, 600.0, 9_000.0])), st.integers(1, 6))
 def test_only_deaths_in_a_row_make_a_loop(lives: list[float], limit: int) -> None:
     deaths = [died(lived=1.0), *(died(lived=lived) for lived in lives)]

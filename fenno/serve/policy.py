@@ -11,6 +11,7 @@ from fenno.machine import Gpu
 from fenno.recipe import Serve
 
 FIRST, LONGEST = 1.0, 60.0  # seconds of the first wait and of the longest
+HEAD_LOST = "head-lost"  # the death of another host's engine, with which this one's ranks had to end
 SLACK = 2**30  # bytes by which the memory of a GPU may differ and still be called the same
 
 
@@ -38,6 +39,8 @@ class Step:
 def step(deaths: Sequence[Death], limits: Serve) -> Step:
     """What to do after the last of `deaths`."""
     last = deaths[-1]
+    if last.cause == HEAD_LOST:
+        return Step(FIRST, "it was the head's death, and the head decides how often it starts")
     if last.again == "no":
         return Step(None, "starting it again cannot help")
     if last.again != "yes" and not any(death.lived for death in deaths):
@@ -51,9 +54,9 @@ def step(deaths: Sequence[Death], limits: Serve) -> Step:
 
 
 def in_a_row(deaths: Sequence[Death], stable: float) -> list[Death]:
-    """The last deaths since one that came after `stable` seconds of service, that one included."""
+    """The last deaths of its own since one that came after `stable` seconds of service, that one included."""
     row: list[Death] = []
-    for death in reversed(deaths):
+    for death in (each for each in reversed(deaths) if each.cause != HEAD_LOST):
         row.insert(0, death)
         if death.lived >= stable:
             break

@@ -18,6 +18,7 @@ import psutil
 from fenno.engine.server import Server
 from fenno.errors import EngineError
 from fenno.serve.hosts import Hosts
+from fenno.serve.policy import HEAD_LOST
 
 QUIET = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # a host that is gone is so after 25 s
 
@@ -58,7 +59,7 @@ def _check(running: Server, link: socket.socket, stage: str) -> None:
     """Take a quarter of a second to see whether both live."""
     running.check(stage)
     if select.select([link], [], [], 0.25)[0] and not _alive(link):
-        raise EngineError("the head has ended", "its own log says why", stage=stage, cause="head-lost", again="yes")
+        raise EngineError("the head has ended", "its own log says why", stage=stage, cause=HEAD_LOST, again="yes")
 
 
 def _alive(link: socket.socket) -> bool:
