@@ -34,6 +34,20 @@ def axes(order: str, sizes: dict[str, int]) -> dict[str, tuple[int, int]]:
 SIZES = st.fixed_dictionaries({name: st.integers(1, 4) for name in "LBHNC"})
 
 
+@pytest.mark.parametrize(
+    ("heads", "head", "latent", "width", "kept"), [(8, 128, 0, 2, 4096), (8, 128, 0, 1, 2048), (128, 128, 576, 2, 1152)]
+)
+def test_a_layer_keeps_keys_and_values_of_a_token_or_its_latent(heads: int, head: int, latent: int, width: int, kept: int) -> None:
+    assert layout.kept(heads, head, latent, width) == kept
+
+
+@pytest.mark.parametrize(
+    ("asked", "width"), [("auto", 4), ("fp8_e4m3", 1), ("int8_per_token_head", 1), ("bfloat16", 2), ("float16", 2)]
+)
+def test_a_number_in_the_cache_is_as_wide_as_asked_for_or_as_the_models(asked: str, width: int) -> None:
+    assert layout.width(asked, 4) == width
+
+
 @settings(max_examples=150)
 @given(order=st.permutations("LBHNC"), sizes=SIZES, read=st.sampled_from(list(layout.READS)))
 def test_what_lies_together_is_what_the_addresses_say(order: list[str], sizes: dict[str, int], read: str) -> None:

@@ -8,6 +8,7 @@ from fenno.doctor.check import Check, Finding, check, fail, ok, skip, warn
 from fenno.doctor.facts import Facts, Model
 from fenno.doctor.host import GIB, size
 from fenno.doctor.modelfacts import width
+from fenno.kv import layout
 from fenno.recipe import Lengths
 
 # Head sizes of vLLM's own CPU kernels (v1/attention/backends/cpu_attn.py, 0.32); FlashAttention 2 takes multiples of 8 up to 256.
@@ -46,18 +47,18 @@ def soft_cap(facts: Facts) -> float | None:
 
 def kv_bytes(facts: Facts) -> int | None:
     """Bytes of KV cache a token takes, on all GPUs together; None for a config that does not say."""
-    layers, heads, head = config(facts, "num_hidden_layers"), config(facts, "num_key_value_heads"), head_size(facts)
-    if config(facts, "kv_lora_rank"):
-        return int(layers * (config(facts, "kv_lora_rank") + config(facts, "qk_rope_head_dim", 0)) * kv_width(facts))
-    heads = heads or config(facts, "num_attention_heads")
-    return int(2 * layers * heads * head * kv_width(facts)) if layers and heads and head else None
+    layers, head = config(facts, "num_hidden_layers"), head_size(facts)
+    heads = config(facts, "num_key_value_heads") or config(facts, "num_attention_heads")
+    latent = int(config(facts, "kv_lora_rank") or 0)
+    if latent:
+        latent += config(facts, "qk_rope_head_dim", 0)
+    known = layers and (latent or (heads and head))
+    return int(layers) * layout.kept(heads or 0, head or 0, latent, kv_width(facts)) if known else None
 
 
 def kv_width(facts: Facts) -> int:
-    asked = str(facts.flag("kv-cache-dtype") or "auto")
-    if asked != "auto":
-        return 1 if "fp8" in asked or "int8" in asked else 2
-    return width(str(facts.flag("dtype") or config(facts, "torch_dtype") or config(facts, "dtype") or "bfloat16"))
+    model = width(str(facts.flag("dtype") or config(facts, "torch_dtype") or config(facts, "dtype") or "bfloat16"))
+    return layout.width(str(facts.flag("kv-cache-dtype") or "auto"), model)
 
 
 def room(facts: Facts) -> tuple[float, str] | None:

@@ -46,6 +46,19 @@ def token(axes: Axes) -> int:
     return volume(axes, {"B": 1, "N": 1})
 
 
+def kept(heads: int, head: int, latent: int, width: int) -> int:
+    """Bytes that one layer keeps of a token: keys and values of so many KV heads, each of `head` numbers of `width` bytes; or
+    `latent` numbers in their place, where that is not 0."""
+    return (latent or 2 * heads * head) * width
+
+
+def width(asked: str, model: int) -> int:
+    """Bytes of a number in the cache. `asked`: the engine's `kv-cache-dtype`; `model`: bytes of a number in the model's layers."""
+    if asked == "auto":
+        return model
+    return 1 if "fp8" in asked or "int8" in asked else 2
+
+
 def tail(block: int) -> float:
     """Tokens of a sequence's last block that stay empty, on average over sequence lengths."""
     return (block - 1) / 2

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fenno.errors import UsageError
+from fenno.kv import layout
 from fenno.plan.gpus import GIB, Device
 from fenno.plan.shape import Config, Part, Shape
 from fenno.recipe import PARALLEL
@@ -76,7 +77,7 @@ def setting(flags: Mapping[str, Any], env: Mapping[str, str], config: Config, sh
         dtype=dtype,
         bits=weight,
         attending=8 * dtype if _spares_attention(config) else weight,
-        kv=1 if "fp8" in asked or "int8" in asked else dtype,
+        kv=layout.width(asked, dtype),
         block=number("block-size", BLOCK if gpus or shape.latent else CPU_BLOCK),
         longest=longest,
         budget=number("max-num-batched-tokens", budget),
@@ -159,9 +160,8 @@ def width(part: Part, at: Setting) -> float:
 
 def token(shape: Shape, at: Setting) -> int:
     """Bytes that one layer keeps of a token on one rank."""
-    if shape.latent:
-        return shape.latent * at.kv  # not cut by heads: each rank has all of it
-    return 2 * max(1, shape.kv_heads // at.tp) * shape.head * at.kv
+    # Latents are not cut by heads: each rank has all of them.
+    return layout.kept(max(1, shape.kv_heads // at.tp), shape.head, shape.latent, at.kv)
 
 
 def cache(shape: Shape, at: Setting, room: int) -> tuple[int, float]:
