@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from fenno import __version__, console, errors
-from fenno.commands import compare, doctor, export, fa2, kv, load, models, patch, plan, recipes, report, serve, study, tune
+from fenno.commands import compare, doctor, export, fa2, kv, load, models, patch, plan, recipes, report, serve, soak, study, tune
 from fenno.errors import FennoError, Interrupted
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.command()(doctor.doctor)
 app.command()(load.loadtest)
 app.command()(report.report)
 app.command()(compare.compare)
+app.command()(soak.soak)
 app.command()(tune.tune)
 app.command()(serve.serve)
 app.command()(serve.status)

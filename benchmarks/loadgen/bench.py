@@ -89,8 +89,13 @@ CASES = (
 Row = tuple[str, str, str, "bool | None"]  # gate, bar, measured, whether it held
 
 
+def core_and_rank(line: str) -> tuple[int, int] | None:
+    """Where a process belongs, by its command line, and its rank among realtime processes: the server, the client, nobody else."""
+    return (0, 10) if "fenno.load.calibration" in line else (1, 10) if "locustfile" in line else None
+
+
 @contextmanager
-def on_own_cores(wanted: bool) -> Iterator[None]:
+def on_own_cores(wanted: bool, place: Callable[[str], tuple[int, int] | None] = core_and_rank) -> Iterator[None]:
     """While the block lasts, move the server to core 0 and the client to core 1 as they appear, before other programs there.
 
     They are realtime processes: whatever its rank, another program may else finish its turn of 4 ms first. (Where the client fills
@@ -105,13 +110,12 @@ def on_own_cores(wanted: bool) -> Iterator[None]:
             for child in psutil.Process().children(recursive=True):
                 with suppress(psutil.Error, OSError):
                     line = " ".join(child.cmdline())
-                    core = 0 if "fenno.load.calibration" in line else 1 if "locustfile" in line else None
-                    if core is None or child.pid in seen or "guard.py" in line:
+                    if child.pid in seen or "guard.py" in line or (found := place(line)) is None:
                         continue
                     seen.add(child.pid)
-                    os.sched_setaffinity(child.pid, {core})
+                    os.sched_setaffinity(child.pid, {found[0]})
                     Path(f"/proc/{child.pid}/autogroup").write_text("-20")
-                    os.sched_setscheduler(child.pid, os.SCHED_FIFO, os.sched_param(10))
+                    os.sched_setscheduler(child.pid, os.SCHED_FIFO, os.sched_param(found[1]))
 
     thread = threading.Thread(target=watch, daemon=True)
     if wanted:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fenno import process
 from fenno.compare import judge
 from fenno.engine import command, server
-from fenno.errors import UsageError
+from fenno.errors import DiskError, UsageError
 from fenno.load import endpoint, loadtest, stats, stored
 from fenno.load.plan import Plan
 from fenno.load.stored import Stored
 from fenno.recipe import Recipe
 
 PIECES = 10  # blocks that a stored run is cut into
+ENDED = "-ended-"  # in the name of what there is of a block that was ended within it
 AGAIN = 2  # rounds without a measurement that are made up for, at most, and one more for every three rounds
 
 
@@ -33,12 +36,28 @@ class Arm:
 
 @dataclass
 class Blocks:
-    """What was measured: the blocks' documents by arm, and why other blocks are left out."""
+    """What was measured: the blocks' documents by arm, and why other blocks are left out. `died`: those in which a server did."""
 
     arms: dict[str, list[dict[str, Any]]]
     paired: bool
     left_out: list[str] = field(default_factory=list)
-    gone: str = ""  # the arm whose server was gone, and why
+    died: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def gone(self) -> str:
+        """The arm whose server was gone, and why; of several the first."""
+        return next((f"{name}: {blocks[0]['ended']['why']}" for name, blocks in self.died.items()), "")
+
+    def add(self, number: int, documents: Mapping[str, dict[str, Any]]) -> list[str]:
+        """Take a round, whole or not at all. Returns why it is left out."""
+        wrong = [f"round {number + 1}, {name}: {reason}" for name, doc in documents.items() for reason in doc["reasons"]]
+        for name, document in documents.items():
+            if document["ended"]["how"] == "gone":
+                self.died.setdefault(name, []).append(document)
+            if not wrong:
+                self.arms[name].append(document)
+        self.left_out += wrong
+        return wrong
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
@@ -46,11 +65,19 @@ def order(names: Sequence[str], number: int) -> list[str]:
     return list(names) if number % 2 == 0 else list(reversed(names))
 
 
-def live(arms: Sequence[Arm], plan: Plan, rounds: int, folder: Path, say: Callable[[str], None]) -> Blocks:
+def live(
+    arms: Sequence[Arm],
+    plan: Plan,
+    rounds: int,
+    folder: Path,
+    say: Callable[[str], None],
+    after: Callable[[Blocks], None] | None = None,
+) -> Blocks:
     """Make so many rounds; within one the arms get the same traffic, each with prompts that nobody saw before.
 
     An engine that fenno starts is started for each block. A round in which some block is no measurement is left out as a whole and
-    made up for, a few times at most. Raises as `server.serving` and `loadtest.measure` do.
+    made up for, a few times at most. With `after`, called after each round, it lasts: blocks that lie in `folder` are not made
+    again, and a server that is gone is started again for its next block. Raises as `server.serving` and `loadtest.measure` do.
     """
     found = Blocks({arm.name: [] for arm in arms}, paired=True)
     fitted: dict[str, Plan] = {}
@@ -59,18 +86,30 @@ def live(arms: Sequence[Arm], plan: Plan, rounds: int, folder: Path, say: Callab
         documents = {}
         for name in order(list(by_name), number):
             say(f"round {number + 1}: {name} ({by_name[name].what})")
-            documents[name] = block(by_name[name], plan, number, folder, fitted)
-        wrong = [f"round {number + 1}, {name}: {reason}" for name, doc in documents.items() for reason in doc["reasons"]]
-        gone = [f"{name}: {doc['ended']['why']}" for name, doc in documents.items() if doc["ended"]["how"] == "gone"]
-        found.gone = found.gone or next(iter(gone), "")
-        for reason in wrong:
+            documents[name] = (kept if after else block)(by_name[name], plan, number, folder, fitted)
+        for reason in found.add(number, documents):
             say(f"left out: {reason}")
-        found.left_out += wrong
-        if not wrong:
-            for name, document in documents.items():
-                found.arms[name].append(document)
-        if found.gone or len(found.arms[arms[0].name]) == rounds:
+        if after:
+            after(found)
+        if (found.gone and not after) or len(found.arms[arms[0].name]) == rounds:
             break
+    return found
+
+
+def kept(arm: Arm, plan: Plan, number: int, folder: Path, fitted: dict[str, Plan]) -> dict[str, Any]:
+    """A block's document from an earlier call that was ended, or else of the block made now. What there is of a block that was
+    ended within it is moved aside. Raises `DiskError`."""
+    place = folder / f"{number + 1:03d}-{arm.name}"
+    document = place / "block.json"
+    try:
+        if document.exists():
+            return dict(json.loads(document.read_text(encoding="utf-8")))
+        if place.exists():
+            place.rename(place.with_name(f"{place.name}{ENDED}{time.time_ns():x}"))
+        found = block(arm, plan, number, folder, fitted)
+        process.write(document, json.dumps(found))
+    except OSError as error:
+        raise DiskError(f"cannot keep {place}: {error.strerror}", "free some space, and give the same command again") from error
     return found
 
 
@@ -82,7 +121,9 @@ def block(arm: Arm, plan: Plan, number: int, folder: Path, fitted: dict[str, Pla
         if arm.name not in fitted:
             key = command.key_variable(arm.recipe.engine)
             fitted[arm.name] = endpoint.fitted(replace(plan, url=running.url, model=running.model, api_key_env=key))
-        mine = replace(fitted[arm.name], url=running.url, seed=plan.seed + number, arm=f"{folder.name}-{place.name}")
+        before = len(list(folder.glob(f"{place.name}{ENDED}*")))  # such a block's prompts may be in a prefix cache
+        prompts = f"{folder.name}-{place.name}" + (f"-{before}" if before else "")
+        mine = replace(fitted[arm.name], url=running.url, seed=plan.seed + number, arm=prompts)
         return loadtest.measure(mine, running, arm.recipe, place, probing=False)
 
 
@@ -112,12 +153,12 @@ def pieces(whole: Stored, client: dict[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def chosen(names: Sequence[str], recipe_of: Callable[[str], Recipe]) -> list[Arm]:
+def chosen(names: Sequence[str], recipe_of: Callable[[str], Recipe], least: int = 2) -> list[Arm]:
     """What was named as arms A, B and C: folders with a stored run are that, all else is for `recipe_of`.
 
-    Raises `UsageError` for one arm or four, and for stored runs beside what has yet to run.
+    Raises `UsageError` for fewer arms than `least` or more than three, and for stored runs beside what has yet to run.
     """
-    if not 2 <= len(names) <= 3:
+    if not least <= len(names) <= 3:
         raise UsageError(f"{len(names)} to compare", "give two or three: recipes, URLs, or folders of `fenno loadtest`")
     arms = []
     for letter, name in zip("ABC", names, strict=False):
@@ -136,10 +177,7 @@ def document(
     first = arms[0].name
     enough = min(len(blocks) for blocks in found.arms.values()) >= judge.LEAST
     findings = judge.compare(found.arms, paired=found.paired, margin=margin) if enough else []
-    own = {
-        name: {m.label: vars(v) if (v := judge.own(m, blocks)) else None for m in judge.metrics(blocks)}
-        for name, blocks in found.arms.items()
-    }
+    own = {name: _own(blocks, found.died.get(name, ())) for name, blocks in found.arms.items()}
     return {
         "arms": {arm.name: {"what": arm.what, "blocks": len(found.arms[arm.name]), "figures": own[arm.name]} for arm in arms},
         "paired": found.paired,
@@ -151,9 +189,16 @@ def document(
         "valid": enough and (found.paired or not found.left_out),
         "left_out": found.left_out,
         "gone": found.gone,
+        "deaths": {name: [block["ended"]["why"] for block in blocks] for name, blocks in found.died.items()},
         "records": str(folder) if folder else None,
         "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def _own(blocks: Sequence[dict[str, Any]], died: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """An arm's own figures by metric. Blocks in which its server died count for availability alone."""
+    of = {m: judge.own(m, [*blocks, *died] if m.name == "availability" else blocks) for m in judge.metrics([*blocks, *died])}
+    return {metric.label: vars(value) if value else None for metric, value in of.items()}
 
 
 def _finding(finding: judge.Finding) -> dict[str, Any]:

@@ -56,6 +56,7 @@ def lines(document: dict[str, Any]) -> list[str]:
         for f in document["findings"]
         if not f["table"] and f["state"] in ("better", "worse")
     ]
+    found += [f"the server of {arm} died {len(whys)} time(s): {whys[0]}" for arm, whys in document["deaths"].items()]
     if document["left_out"]:
         found.append(f"left out, or no measurement: {'; '.join(document['left_out'][:5])}")
     return [*found, sentence(document)]
@@ -67,6 +68,8 @@ def sentence(document: dict[str, Any]) -> str:
     if not document["valid"]:
         return "INVALID: too few blocks were measurements; nothing is said of a difference"
     said = [f"{arm} is {_against(verdict, first, document['margin'])}" for arm, verdict in document["verdict"].items()]
+    if not said:
+        said = [f"measured in {document['arms'][first]['blocks']} blocks"]
     if document["availability"]:
         said += [f"availability of {arm}: {state}" for arm, state in document["availability"].items()]
     return "; ".join(said)

@@ -1,0 +1,63 @@
+"""A comparison over days: rounds of long blocks, each kept once it is over: a command that was ended goes on where it was."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from fenno import process
+from fenno.compare import run
+from fenno.compare.run import Arm, Blocks
+from fenno.errors import DiskError, UsageError
+from fenno.load import plan as plans
+from fenno.load.plan import Plan
+
+
+def folder_of(arms: Sequence[Arm], plan: Plan, rounds: int, out: Path) -> Path:
+    """Where the blocks of just this soak lie: the same recipes, traffic and rounds have the same folder."""
+    recipes = [arm.recipe.model_dump(mode="json") for arm in arms if arm.recipe is not None]
+    asked = json.dumps([recipes, plans.dump(plan), rounds], sort_keys=True)
+    names = "-".join(arm.recipe.name for arm in arms if arm.recipe is not None)
+    return out / f"{names}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
+
+
+def soak(
+    arms: Sequence[Arm],
+    plan: Plan,
+    rounds: int,
+    folder: Path,
+    say: Callable[[str], None],
+    told: Callable[[Blocks], dict[str, Any]],
+) -> Blocks:
+    """Make what is missing of so many rounds in `folder`. `told`: the document of what there is, written as soak.json after each.
+
+    Raises `UsageError` while another process does, `DiskError`, and as `run.live`.
+    """
+
+    def after(found: Blocks) -> None:
+        document = told(found)
+        process.write(folder / "soak.json", json.dumps(document))
+        say(f"{len(found.arms[arms[0].name])} of {rounds} rounds are measured; so far in {folder / 'soak.json'}")
+
+    with _alone(folder):
+        if begun := len(list(folder.glob("*/block.json"))):
+            say(f"going on after {begun} blocks in {folder}")
+        return run.live(arms, plan, rounds, folder, say, after)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "running.lock").open("w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+    except BlockingIOError as error:
+        raise UsageError(f"another fenno measures into {folder}", "wait for its end, or choose another --seed") from error
+    except OSError as error:
+        raise DiskError(f"cannot write {folder}: {error.strerror}", "free some space, or choose another --out folder") from error

@@ -1,0 +1,161 @@
+"""`fenno soak`: killed with SIGKILL it goes on where it was, and a server that dies is a finding and not the end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from stub.harness import Done, Place, side_by_side
+from stub.waiting import until
+
+from fenno.compare import run, soak, words
+from fenno.compare.run import Arm, Blocks
+from fenno.errors import UsageError
+from fenno.load import job, raw
+from fenno.load.plan import Plan
+from fenno.recipe import Recipe
+
+WAYS = ("--rate", 30, "--each", "5s", "--blocks", 3, "--warmup", "300ms")
+
+
+class Ran(NamedTuple):
+    done: Done
+    place: Place
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.place.folder, self.done.document["records"])
+
+
+def interrupted(place: Place) -> tuple[Done, Place, list[int], int]:
+    """Killed within its third block, then given again. When the first two blocks were written, and the killed one's records."""
+    arms = [place.recipe(name=name, env={"STUB_BASE_MS": ms}) for name, ms in (("original", 200), ("tuned", 40))]
+    first = place.start("soak", *arms, *WAYS)
+    folder = place.folder / "fenno-soaks"
+
+    def measuring() -> bool:
+        return any(path.stat().st_size > 2000 for path in folder.glob("*/002-*/records-*"))
+
+    until(measuring, 150)
+    first.signal(signal.SIGKILL)
+    first.finish()
+    until(lambda: place.empty(0.1), 60)
+    written = [path.stat().st_mtime_ns for path in sorted(folder.glob("*/001-*/block.json"))]
+    lost = sum(1 for path in folder.glob("*/002-*") if not (path / "block.json").exists() for _ in raw.records(path))
+    return place.fenno("soak", *arms, *WAYS, timeout=200), place, written, lost
+
+
+def deadly(place: Place) -> Ran:
+    """The second recipe's server dies after 20 requests, whenever it is started."""
+    recipe = place.recipe(name="deadly", env={"STUB_DIE": 20})
+    return Ran(place.fenno("soak", place.recipe(), recipe, *WAYS, timeout=220), place)
+
+
+@pytest.fixture(scope="module")
+def came(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
+    with side_by_side({"interrupted": interrupted, "deadly": deadly}, tmp_path_factory.mktemp) as tell:
+        yield tell
+
+
+@pytest.mark.scenario
+def test_the_same_command_goes_on_after_a_kill_and_ends_with_the_table(came: Callable[[str], Any]) -> None:
+    done, place, written, lost = came("interrupted")
+    assert done.code in (0, 4), done.err  # 4: this host was too busy to measure
+    assert "going on after" in done.err
+    assert "P95 TTFT" in done.err
+    folder = place.folder / done.document["records"]
+    assert [path.stat().st_mtime_ns for path in sorted(folder.glob("001-*/block.json"))] == written, "measured once"
+    aside = list(folder.glob("002-*-ended-*"))
+    assert len(aside) == 1
+    assert sum(1 for _ in raw.records(aside[0])) == lost > 0, "what was recorded before the kill is still there"
+
+
+@pytest.mark.scenario
+def test_its_table_is_of_all_blocks(came: Callable[[str], Any]) -> None:
+    done = came("interrupted")[0]
+    if not done.document["valid"]:
+        pytest.skip("this host was too busy to measure")
+    assert {name: arm["blocks"] for name, arm in done.document["arms"].items()} == {"A": 3, "B": 3}
+    states = {each["metric"]: each["state"] for each in done.document["findings"]}
+    assert states["p95_ttft"] == "better"
+    assert done.document["arms"]["B"]["figures"]["p95_ttft"]["low"] is not None
+
+
+@pytest.mark.scenario
+def test_a_server_that_dies_is_started_again_for_its_next_block_and_told_of(came: Callable[[str], Any]) -> None:
+    ran = came("deadly")
+    assert ran.done.code == 5, ran.done.err
+    deaths = ran.done.document["deaths"]
+    assert list(deaths) == ["B"]
+    assert 3 <= len(deaths["B"]) <= 6, "a round a death, and no hot loop"
+    assert len(ran.place.starts()) == 2 * len(deaths["B"])
+    assert ran.done.document["arms"]["B"]["figures"]["availability"]["value"] < 1
+    assert f"the server of B died {len(deaths['B'])} time(s)" in ran.done.err
+
+
+@pytest.mark.scenario
+def test_nothing_is_left_of_it(came: Callable[[str], Any]) -> None:
+    assert came("interrupted")[1].empty(60)
+    assert came("deadly").place.empty(60)
+
+
+def arms_of(*recipes: Recipe) -> list[Arm]:
+    return [Arm(letter, recipe.name, recipe) for letter, recipe in zip("ABC", recipes, strict=False)]
+
+
+def test_the_same_command_finds_its_folder_and_any_other_has_another(tmp_path: Path) -> None:
+    recipe = job.of_url("http://127.0.0.1:8000", "m", "completions", None)
+    other = recipe.model_copy(update={"name": "other"})
+    plan: Plan = job.plan(recipe, rate=2.0, duration=10.0)
+    mine = soak.folder_of(arms_of(recipe, other), plan, 3, tmp_path)
+    assert mine == soak.folder_of(arms_of(recipe, other), job.plan(recipe, rate=2.0, duration=10.0), 3, tmp_path)
+    assert mine.name.startswith("url-other-")
+    others = [
+        soak.folder_of(arms_of(other, recipe), plan, 3, tmp_path),
+        soak.folder_of(arms_of(recipe, other), plan, 4, tmp_path),
+        soak.folder_of(arms_of(recipe, other), job.plan(recipe, rate=2.0, duration=10.0, seed=2), 3, tmp_path),
+        soak.folder_of(arms_of(recipe, recipe), plan, 3, tmp_path),
+    ]
+    assert len({mine, *others}) == 5
+
+
+def test_two_at_once_do_not_measure_into_one_folder(tmp_path: Path) -> None:
+    recipe = job.of_url("http://127.0.0.1:8000", "m", "completions", None)
+    plan = job.plan(recipe, rate=2.0, duration=10.0)
+    with soak._alone(tmp_path), pytest.raises(UsageError, match="another fenno measures into"):
+        soak.soak(arms_of(recipe), plan, 3, tmp_path, print, lambda _: {})
+
+
+def block(how: str, completed: int = 100) -> dict[str, Any]:
+    latency = {"p50": 100.0, "p95": 200.0}
+    part = {**dict.fromkeys(("ttft", "tpot", "e2el", "gap"), latency), "requests": 100, "completed": completed, "qps": 10.0}
+    part["availability"] = completed / 100
+    reasons = [] if how == "done" else [f"the run did not end well: {how}"]
+    ended = {"how": how, "why": "" if how == "done" else "CUDA error"}
+    return {**part, "classes": {"all": part}, "server": {"memory": None}, "client": {}, "reasons": reasons, "ended": ended}
+
+
+def test_blocks_in_which_a_server_died_count_for_availability_alone() -> None:
+    found = Blocks({"A": [], "B": []}, paired=True)
+    for number in range(4):
+        found.add(number, {"A": block("done"), "B": block("gone", 50) if number == 1 else block("done")})
+    document = run.document(found, arms_of(*[job.of_url("http://127.0.0.1:8000", "m", "completions", None)] * 2), None, None)
+    assert document["arms"]["B"]["blocks"] == document["arms"]["A"]["blocks"] == 3, "the round is left out for both"
+    assert document["arms"]["B"]["figures"]["availability"]["value"] == pytest.approx((3 * 1.0 + 0.5) / 4)
+    assert document["arms"]["A"]["figures"]["availability"]["value"] == 1.0
+    assert document["deaths"] == {"B": ["CUDA error"]}
+    assert "the server of B died 1 time(s): CUDA error" in words.lines(document)
+    assert words.exit_code(document) == 5
+
+
+def test_one_recipe_alone_has_a_table_of_its_own() -> None:
+    found = Blocks({"A": []}, paired=True)
+    for number in range(3):
+        found.add(number, {"A": block("done")})
+    document = run.document(found, arms_of(job.of_url("http://127.0.0.1:8000", "m", "completions", None)), 0.995, None)
+    assert words.header(document) == ("95 % intervals", "A")
+    assert [row[0] for row in words.rows(document)] == ["QPS", "P95 TTFT", "memory", "availability"]
+    assert "A: " in words.sentence(document)
