@@ -14,6 +14,7 @@ from fenno.engine.watch import GpuSample, Sample, Seen
 from fenno.load import account
 from fenno.load.probe import Probe
 from fenno.load.record import Record
+from fenno.load.requests import Requests
 from fenno.machine import Gpu
 
 GIB = 2**30
@@ -160,7 +161,8 @@ def test_first_tokens_are_those_that_came_between_the_scrapes_in_whatever_phase(
         record(None, 10.0, outcome="headers"),
     ]
     probes = [Probe(10.0, 10.25), Probe(11.0, 11.5, "timed out"), Probe(11.9, 12.1)]
-    assert account.first_tokens(records, probes, 10.0, 12.0) == [0.5, 1.0, 0.25]
+    assert account.first_tokens(Requests.of(records), probes, 10.0, 12.0).tolist() == [0.5, 1.0, 0.25]
+    assert account.first_tokens(Requests.of([]), (), 10.0, 12.0).tolist() == []
 
 
 def test_the_window_has_means_maxima_growth_and_the_hit_rate_of_the_server() -> None:

@@ -21,7 +21,7 @@ from stub import tls
 from stub.waiting import until
 
 from fenno.errors import LoadError, UsageError
-from fenno.load import calibration, job, stats
+from fenno.load import calibration, figures, job, stats
 from fenno.load import plan as plans
 from fenno.load import raw as raws
 from fenno.load.calibration import FAULTS, Served, Timing
@@ -185,7 +185,7 @@ def test_counts_tokens_and_prompts_are_the_servers_own(runs: Runs) -> None:
 
 def test_stamps_agree_with_the_servers_log(runs: Runs) -> None:
     result, served, _ = runs["closed_loop"].result()
-    counted = stats.counted(result.records)
+    counted = [r for r in result.records if r.counted]
     errors = sorted(r.ttft - (served[r.id].writes[0] - served[r.id].received) for r in counted)
     # Receive times are the kernel's, read on another clock: a pause between the two readings shifts one request by as much.
     assert errors[0] > -0.01
@@ -200,7 +200,7 @@ def test_reported_percentiles_are_those_of_the_raw_records(runs: Runs) -> None:
     raw = sorted((r["first"] - r["sent"]) * 1e3 for r in lines if r["phase"] == "counted" and r["outcome"] == "ok")
     assert result.state.start is not None
     assert result.state.end is not None
-    summary = stats.summarize(result.records, (result.state.start, result.state.end))
+    summary = figures.summarize(result.requests, (result.state.start, result.state.end))
     for p in (50, 95, 99):
         assert summary["ttft"][f"p{p}"] == pytest.approx(raw[-(-len(raw) * p // 100) - 1], abs=0.01)
 
@@ -211,7 +211,7 @@ def test_users_keep_a_request_in_flight_each_also_in_the_drain(runs: Runs) -> No
     assert 9.9 <= result.state.in_flight_mean <= 10
     assert result.state.start is not None
     assert result.state.end is not None
-    assert stats.in_flight(result.records, result.state.start, result.state.end) == pytest.approx(10, abs=0.1)
+    assert figures.in_flight(result.requests, result.state.start, result.state.end) == pytest.approx(10, abs=0.1)
     last = max(r.end for r in result.records if r.phase == "counted")
     assert any(r.phase == "drain" and r.sent < last for r in result.records)
 
@@ -281,7 +281,7 @@ def test_warm_up_hands_its_users_over_to_the_window_without_a_drain(runs: Runs) 
     )
     for before in (0.1, 0.02, 0.0):
         at = start - 0.05 + before
-        assert stats.in_flight(result.records, at, at + 0.05) > 9.5
+        assert figures.in_flight(result.requests, at, at + 0.05) > 9.5
 
 
 def test_a_killed_server_ends_the_run_soon_and_cuts_what_was_in_flight(runs: Runs) -> None:

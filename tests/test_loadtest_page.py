@@ -12,8 +12,9 @@ from test_report import Reader
 
 from fenno.engine import watch
 from fenno.engine.metrics import Metrics
-from fenno.load import loadtest, stats, stored
+from fenno.load import figures, loadtest, stored
 from fenno.load.record import Record
+from fenno.load.requests import Requests
 from fenno.report import chart
 from fenno.report import loadtest as pages
 
@@ -93,6 +94,6 @@ def test_a_line_is_broken_where_a_value_is_infinite_or_missing() -> None:
 
 
 def test_requests_in_flight_are_averaged_over_each_part_of_the_window() -> None:
-    records = [runs.answer(i, 9.5 + i / 3, ttft=0.2 + i / 50) for i in range(30)]
+    requests = Requests.of([runs.answer(i, 9.5 + i / 3, ttft=0.2 + i / 50) for i in range(30)])
     time = pages._Time(10.0, 18.0, 16)
-    assert time.in_flight(records) == pytest.approx([stats.in_flight(records, 10 + i / 2, 10.5 + i / 2) for i in range(16)])
+    assert time.in_flight(requests) == pytest.approx([figures.in_flight(requests, 10 + i / 2, 10.5 + i / 2) for i in range(16)])

@@ -6,11 +6,13 @@ import statistics
 from array import array
 from typing import Any
 
+import numpy as np
 import pytest
 
-from fenno.load import job, stats
+from fenno.load import figures, job, stats
 from fenno.load.plan import Plan
 from fenno.load.record import Record, dump, parse
+from fenno.load.requests import Requests
 from fenno.recipe import Workload
 
 
@@ -52,7 +54,11 @@ def test_percentiles_are_the_nearest_rank(count: int, p: float, rank: int) -> No
 
 def test_where_nothing_was_answered_first_tokens_came_no_later_in_the_second_half() -> None:
     refused = [record(sent=10 + i / 4, outcome="5xx") for i in range(40)]
-    assert stats.steady(refused, (10.0, 20.0)).steady
+    assert figures.steady(Requests.of(refused), (10.0, 20.0)).steady
+
+
+def itl(records: list[Record]) -> dict[str, float | None]:
+    return figures.itl(*figures.Gaps(Requests.of(records)).of())
 
 
 def test_gaps_that_are_counted_give_the_figures_of_gaps_that_are_kept() -> None:
@@ -60,8 +66,8 @@ def test_gaps_that_are_counted_give_the_figures_of_gaps_that_are_kept() -> None:
     for failed in (0, 3, 30):
         answers = [record(gaps=array("f", [rng.lognormvariate(3, 1) for _ in range(rng.randrange(9))])) for _ in range(100)]
         kept = [gap / 1e3 for one in answers for gap in one.gaps] + [math.inf] * failed
-        assert stats.itl([*answers, *[record(outcome="5xx")] * failed]) == pytest.approx(stats.figures(kept), abs=1e-3)
-    assert stats.itl([record(gaps=array("f"))]) == stats.figures([])
+        assert itl([*answers, *[record(outcome="5xx")] * failed]) == pytest.approx(figures.figures(np.array(kept)), abs=1e-3)
+    assert itl([record(gaps=array("f"))]) == figures.figures(np.array([]))
 
 
 def test_a_p95_interval_needs_72_values() -> None:
@@ -139,7 +145,7 @@ def test_nothing_is_decided_at_the_edge() -> None:
 def test_a_summary_counts_by_window_and_outcome() -> None:
     records = [record(sent=10.0 + i / 100, cls="short" if i % 4 else "long") for i in range(100)]
     records += [record(sent=10.5, outcome="429"), record(sent=10.6, outcome="cancelled"), record(sent=3.0, phase="warmup")]
-    found = stats.summarize(records, (10.0, 12.0), {"ttft": 0.2, "tpot": 0.01})
+    found = figures.summarize(Requests.of(records), (10.0, 12.0), {"ttft": 0.2, "tpot": 0.01})
     assert (found["requests"], found["completed"], found["cancelled"]) == (101, 100, 1)
     assert found["failures"] == {"429": 1}
     assert found["availability"] == pytest.approx(100 / 101)
@@ -153,7 +159,7 @@ def test_a_summary_counts_by_window_and_outcome() -> None:
 
 
 def test_latencies_from_the_schedule_hold_the_clients_own_lateness() -> None:
-    found = stats.summarize([record(sent=10.0, scheduled=9.75), record(outcome="429", scheduled=9.0)], (9.0, 12.0))
+    found = figures.summarize(Requests.of([record(sent=10.0, scheduled=9.75), record(outcome="429", scheduled=9.0)]), (9.0, 12.0))
     for name in ("ttft", "e2el"):
         assert found[f"{name}_scheduled"]["p50"] == pytest.approx((found[name]["p50"] or 0) + 250)
         assert found[f"{name}_scheduled"]["max"] is None, "a failure is infinitely late"
@@ -161,10 +167,10 @@ def test_latencies_from_the_schedule_hold_the_clients_own_lateness() -> None:
 
 def test_conversations_have_figures_by_turn() -> None:
     later = [record(sent=11.0, first=11.3, turn=2), record(sent=12.0, first=12.5, turn=2)]
-    found = stats.summarize([record(), *later], (10.0, 13.0))["turns"]
+    found = figures.summarize(Requests.of([record(), *later]), (10.0, 13.0))["turns"]
     assert list(found) == ["1", "2"]
     assert (found["1"]["ttft"]["max"], found["2"]["ttft"]["p50"]) == (pytest.approx(100), pytest.approx(300))
-    assert stats.summarize([record()], (10.0, 13.0))["turns"] == {}
+    assert figures.summarize(Requests.of([record()]), (10.0, 13.0))["turns"] == {}
 
 
 PLAN = Plan(url="http://127.0.0.1:1", model="m", workload=Workload(), users=1, requests=1)
@@ -174,7 +180,7 @@ def mixed(long_ok: int) -> dict[str, Any]:
     """300 short and 100 long requests, of which so many long ones completed; the others were cancelled."""
     records = [record(sent=10 + i / 100, cls="short") for i in range(300)]
     records += [record(sent=10 + i / 100, cls="long", outcome="ok" if i < long_ok else "cancelled") for i in range(100)]
-    return stats.summarize(records, (10.0, 14.0))
+    return figures.summarize(Requests.of(records), (10.0, 14.0))
 
 
 def test_a_class_that_is_dropped_more_than_others_is_noticed() -> None:
@@ -199,8 +205,8 @@ def test_chi_square_tails_are_those_of_printed_tables(freedom: int, limit: float
 
 def test_goodput_counts_requests_that_keep_every_limit() -> None:
     records = [record(), record(first=12.0), record(outcome="5xx")]
-    assert stats.summarize(records, (10.0, 11.0), {"ttft": 0.5})["goodput"] == 1
-    assert stats.goodput_limits({"p50_ttft": 0.2, "p95_ttft": 0.8, "p99_e2el": 9.0}) == {"ttft": 0.8, "e2el": 9.0}
+    assert figures.summarize(Requests.of(records), (10.0, 11.0), {"ttft": 0.5})["goodput"] == 1
+    assert figures.goodput_limits({"p50_ttft": 0.2, "p95_ttft": 0.8, "p99_e2el": 9.0}) == {"ttft": 0.8, "e2el": 9.0}
 
 
 def stream(rate: float, stay: Any, until: float, seed: int = 1) -> list[Record]:
@@ -216,22 +222,22 @@ def test_a_steady_stream_is_called_steady() -> None:
     wrong = 0
     for seed in range(50):
         records = stream(10, lambda _, rng: rng.expovariate(1 / 1.5), 40, seed)
-        wrong += not stats.steady(records, (10.0, 30.0)).steady
+        wrong += not figures.steady(Requests.of(records), (10.0, 30.0)).steady
     assert wrong <= 2
 
 
 def test_a_growing_queue_is_no_steady_stream() -> None:
     for seed in range(20):
-        verdict = stats.steady(stream(10, lambda now, _: 0.5 + 0.4 * now, 60, seed), (5.0, 25.0))
+        verdict = figures.steady(Requests.of(stream(10, lambda now, _: 0.5 + 0.4 * now, 60, seed)), (5.0, 25.0))
         assert not verdict.steady
         assert "grew" in verdict.reason or "later and later" in verdict.reason
 
 
 def test_a_slow_client_makes_a_run_invalid() -> None:
     good = {"lag_p95": 0.9, "lateness_p95": 0.9, "in_flight_mean": 199.0, "users": 200}
-    assert stats.validity(**good).valid  # type: ignore[arg-type]
-    assert not stats.validity(**{**good, "lag_p95": 1.1}).valid  # type: ignore[arg-type]
-    assert stats.validity(**{**good, "lag_p95": 1.1}, target=0.3).valid  # type: ignore[arg-type]
-    assert not stats.validity(**{**good, "in_flight_mean": 197.0}).valid  # type: ignore[arg-type]
-    late = stats.validity(**{**good, "lateness_p95": 5.0, "users": None})  # type: ignore[arg-type]
+    assert figures.validity(**good).valid  # type: ignore[arg-type]
+    assert not figures.validity(**{**good, "lag_p95": 1.1}).valid  # type: ignore[arg-type]
+    assert figures.validity(**{**good, "lag_p95": 1.1}, target=0.3).valid  # type: ignore[arg-type]
+    assert not figures.validity(**{**good, "in_flight_mean": 197.0}).valid  # type: ignore[arg-type]
+    late = figures.validity(**{**good, "lateness_p95": 5.0, "users": None})  # type: ignore[arg-type]
     assert "sent late" in late.reasons[0]

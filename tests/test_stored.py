@@ -14,7 +14,7 @@ from stub import runs
 
 from fenno.compare import run
 from fenno.errors import UsageError
-from fenno.load import export, loadtest, stored
+from fenno.load import export, loadtest, raw, stored
 
 
 def test_a_comparison_of_stored_runs_reads_each_of_their_files_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,6 +47,14 @@ def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
         stored.read(tmp_path)
 
 
+def packed(folder: Path) -> Path:
+    """The run whose records are Parquet."""
+    (folder / "records-0.jsonl").rename(raw.file(folder, 0, 1))
+    raw.file(folder, 0, 2).touch()
+    raw.pack(folder)
+    return folder
+
+
 def held(work: Callable[[], object]) -> int:
     """The most bytes that Python objects held at once while `work` ran."""
     tracemalloc.start()
@@ -58,14 +66,13 @@ def held(work: Callable[[], object]) -> int:
 
 
 def test_a_long_run_is_told_in_a_few_hundred_bytes_a_request_and_exported_in_none(tmp_path: Path) -> None:
-    gaps = tuple(25.0 + i / 7 for i in range(40))
-    sizes = (100, 600)
-    folders = [runs.run(tmp_path / str(n), [runs.answer(i, 10 + i / 400, gaps=gaps) for i in range(n)]) for n in sizes]
+    sizes = (2100, 6000)
+    folders = [packed(runs.run(tmp_path / str(n), [runs.answer(i, 10 + i / 4000) for i in range(n)])) for n in sizes]
     loadtest.document(stored.read(folders[0]))  # what is imported and cached is no request's
     told = [held(lambda folder=folder: loadtest.document(stored.read(folder))) for folder in folders]  # type: ignore[misc]
-    assert (told[1] - told[0]) / (sizes[1] - sizes[0]) < 1200
+    assert (told[1] - told[0]) / (sizes[1] - sizes[0]) < 350
     rows = [held(lambda folder=folder: written(folder)) for folder in folders]  # type: ignore[misc]
-    assert rows[1] - rows[0] < 100_000
+    assert rows[1] - rows[0] < 300_000
 
 
 def written(folder: Path) -> None:

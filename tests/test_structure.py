@@ -23,7 +23,7 @@ ROOMS = [name for name in LISTED if "/" not in name.rstrip("/")]
 # Imported only where they are the point: inside the engine, in the traffic's own process, in a user's own program.
 HEAVY = {"torch", "vllm", "locust", "gevent", "transformers", "flash_attn"}
 GUESTS = re.compile(r"vllm_plugin/|.*/inside/|load/(sender/.*|locustfile\.py)|kv/(contiguous|transfer)\.py")
-LAZY = {"optuna", "git"}
+LAZY = {"optuna", "git", "numpy", "pyarrow"}
 
 
 def imports(tree: ast.AST) -> Iterator[str]:

@@ -32,8 +32,8 @@ from fenno import machine, recipe
 from fenno.engine import dummy
 from fenno.load import endpoint, job
 from fenno.load import run as load
+from fenno.load.client import rank
 from fenno.load.plan import Plan
-from fenno.load.stats import rank
 from fenno.recipe import Recipe
 from fenno.tune import bench
 from fenno.tune import run as runs

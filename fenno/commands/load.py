@@ -185,11 +185,11 @@ def tell_load(document: dict[str, Any], *, table: bool) -> int:
 
 def calibration_of(chosen: Recipe, plan: Plan, folder: Path, tokens_per_second: float | None) -> int:
     """Measure how well this host measures at a plan's load, print it, and return the exit code."""
-    from fenno.load import accuracy, stats
+    from fenno.load import accuracy, figures
 
     check_prompts(plan.workload.prompts)
     # As for a load test: 1 ms, or 1 % of the latency that is judged.
-    bound = stats.client_bound(chosen.targets.p95_ttft)
+    bound = figures.client_bound(chosen.targets.p95_ttft)
     clock = accuracy.timing(plan, tokens_per_second)
     document = accuracy.document(accuracy.calibrate(plan, folder, bound, clock, console.say), bound, folder)
     console.say(document["sentence"], style="bold")

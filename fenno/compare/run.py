@@ -14,7 +14,7 @@ from fenno import process
 from fenno.compare import judge
 from fenno.engine import command, server
 from fenno.errors import DiskError, UsageError
-from fenno.load import endpoint, loadtest, stats, stored
+from fenno.load import endpoint, figures, loadtest, stored
 from fenno.load.plan import Plan
 from fenno.load.stored import Stored
 from fenno.recipe import Recipe
@@ -144,11 +144,11 @@ def pieces(whole: Stored, client: dict[str, Any]) -> list[dict[str, Any]]:
     result, seen = whole.result, whole.seen
     start, end = result.state.start or 0.0, result.state.end or 0.0
     edges = [start + (end - start) * i / PIECES for i in range(PIECES + 1)]
-    mine = stats.counted(result.records)
+    mine = figures.counted(result.requests)
     found = []
     for low, high in pairwise(edges):
         memory = seen.between(low, high).memory()
-        part = stats.summarize([r for r in mine if low <= r.scheduled < high], (low, high))
+        part = figures.summarize(mine.where((low <= mine["scheduled"]) & (mine["scheduled"] < high)), (low, high))
         found.append({**part, "server": {"memory": {"max": max(memory)} if memory else None}, "client": client})
     return found
 

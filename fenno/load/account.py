@@ -8,11 +8,13 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from fenno.engine import metrics
 from fenno.engine.metrics import Histogram, Metrics
 from fenno.engine.watch import GpuSample, Seen
 from fenno.load.probe import Probe
-from fenno.load.record import Record
+from fenno.load.requests import Floats, Requests
 
 GAUGES = ("running", "waiting", "kv_cache_usage")
 COUNTERS = ("preemptions", "prompt_tokens", "generation_tokens", "requests_finished")
@@ -85,15 +87,16 @@ def cost(price: float, gpus: int, tokens_per_second: float | None) -> float | No
     return price * gpus / 3600 / tokens_per_second * 1e6 if tokens_per_second else None
 
 
-def first_tokens(records: Iterable[Record], probes: Iterable[Probe], start: float, end: float) -> list[float]:
+def first_tokens(requests: Requests, probes: Iterable[Probe], start: float, end: float) -> Floats:
     """TTFT in seconds of every first token that reached this client in [start, end), of whatever phase and outcome: the server
     counts them too. A probe asks for one token, so its answer is its first token."""
-    of_load = ((r.first, r.first - r.sent) for r in records if r.first is not None)
-    of_probes = ((p.ended, p.ended - p.asked) for p in probes if not p.error)
-    return [ttft for at, ttft in (*of_load, *of_probes) if start <= at < end]
+    good = np.array([(p.ended, p.asked) for p in probes if not p.error]).reshape(-1, 2)
+    at, since = np.concatenate([requests["first"], good[:, 0]]), np.concatenate([requests["sent"], good[:, 1]])
+    inside = (start <= at) & (at < end)
+    return np.asarray(at[inside] - since[inside])
 
 
-def reconcile(before: Metrics, after: Metrics, client: Sequence[float]) -> dict[str, Any] | None:
+def reconcile(before: Metrics, after: Metrics, client: Sequence[float] | Floats) -> dict[str, Any] | None:
     """Where the time to the first token goes, in mean ms: from the engine's histograms between two scrapes, and `client`, the
     TTFTs in seconds that the client saw between them. None when either saw none.
 
@@ -103,9 +106,9 @@ def reconcile(before: Metrics, after: Metrics, client: Sequence[float]) -> dict[
     """
     grown = metrics.delta(before, after)
     engine = _mean_ms(grown.time_to_first_token_seconds)
-    if engine is None or not client or grown.time_to_first_token_seconds is None:
+    if engine is None or not len(client) or grown.time_to_first_token_seconds is None:
         return None
-    mine = statistics.fmean(client) * 1e3
+    mine = float(np.mean(client)) * 1e3
     queue, prefill = _mean_ms(grown.request_queue_time_seconds), _mean_ms(grown.request_prefill_time_seconds)
     rest = engine - queue - prefill if queue is not None and prefill is not None else None
     parts = {"outside": mine - engine, "queue": queue, "prefill": prefill, "rest": rest}

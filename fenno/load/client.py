@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import io
 import json
+import math
 import os
 import resource
 import time
@@ -16,7 +17,6 @@ from itertools import accumulate
 from pathlib import Path
 
 from fenno.load.record import Phase
-from fenno.load.stats import rank
 
 LIVE = ("starting", "warmup", "counted", "drain")
 ENDS = ("done", "stopped", "gone", "lost")
@@ -53,6 +53,11 @@ class Delay:
     p95: float = 0.0
     p99: float = 0.0
     max: float = 0.0
+
+
+def rank(count: int, p: float) -> int:
+    """Where the `p`th percentile of so many sorted values is, from 0."""
+    return max(0, math.ceil(count * p / 100 - 1e-9) - 1)
 
 
 class Delays:

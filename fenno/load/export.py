@@ -6,19 +6,21 @@ from __future__ import annotations
 import csv
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 
 from fenno.errors import UsageError
-from fenno.load import stats
+from fenno.load import figures
 from fenno.load.plan import Plan
 from fenno.load.record import Record
+from fenno.load.requests import Floats, Requests
 from fenno.load.stored import Stored
 
 BATCH = 20_000  # rows of a Parquet file that are in memory at once
@@ -40,8 +42,8 @@ def row(record: Record, start: float) -> dict[str, Any]:
     found: dict[str, Any] = {name: getattr(record, "cls" if name == "class" else name, None) for name in COLUMNS}
     found |= {name: None if found[name] is None else round(found[name] - start, 6) for name in STAMPS}
     for name in LATENCIES:
-        seconds = stats.LATENCIES[name](record)
-        found[f"{name}_ms"] = None if seconds is None else stats.milliseconds(seconds)
+        seconds = getattr(record, name)
+        found[f"{name}_ms"] = None if seconds is None else figures.milliseconds(seconds)
     return found
 
 
@@ -69,17 +71,15 @@ def write_parquet(records: Iterable[Record], start: float, path: Path) -> None:
 
 def vllm(run: Stored, document: Mapping[str, Any]) -> dict[str, Any]:
     """What `vllm bench serve --save-result` writes, computed as it does: latencies are of completed requests alone, in ms, with
-    percentiles between two values where the rank falls there. `duration` is the window, not the time to the last answer."""
-    plan, mine = run.result.plan, stats.counted(run.result.records)
-    good = [r for r in mine if r.ok]
+    percentiles between two values where the rank falls there;
+    gaps to the microsecond. `duration` is the window, not the time to the last answer."""
+    plan, mine = run.result.plan, figures.counted(run.result.requests)
+    good = mine.where(mine.ok)
     backend, seconds = "openai" if plan.endpoint == "completions" else "openai-chat", document["seconds"]
     tokens = document["prompt_tokens"] + document["output_tokens"]
-    latencies = {
-        "ttft": [r.ttft * 1e3 for r in good],
-        "tpot": [tpot * 1e3 for r in good if (tpot := r.tpot) is not None],
-        "itl": [gap for r in good for gap in r.gaps],
-        "e2el": [r.e2el * 1e3 for r in good],
-    }
+    latencies = {name: _each(getattr(good, name)) for name in ("ttft", "tpot", "e2el")}
+    micros, counts, _, _ = figures.Gaps(good).of()
+    latencies["itl"] = micros / 1e3, counts
     return {
         "date": time.strftime("%Y%m%d-%H%M%S", time.localtime(run.asked.at)) if run.asked.at else None,
         **{"endpoint_type": backend, "backend": backend, "label": None, "model_id": plan.model, "tokenizer_id": plan.model},
@@ -95,7 +95,7 @@ def vllm(run: Stored, document: Mapping[str, Any]) -> dict[str, Any]:
         "output_throughput": document["token_throughput"],
         "total_token_throughput": tokens / seconds if seconds > 0 else None,
         **_peaks(good),
-        **{key: value for name, values in latencies.items() for key, value in _as_vllm(name, values).items()},
+        **{key: value for name, known in latencies.items() for key, value in _as_vllm(name, *known).items()},
     }
 
 
@@ -109,36 +109,48 @@ def _traffic(plan: Plan, count: int, seconds: float) -> dict[str, Any]:
     return found
 
 
-def _peaks(good: Sequence[Record]) -> dict[str, float]:
+def _peaks(good: Requests) -> dict[str, float]:
     """The most token events and the most requests in any second, counted from the first request on."""
-    begin = min((r.sent for r in good), default=0.0)
-    tokens, active = Counter[int](), Counter[int]()
-    for r in good:
-        at = r.sent + r.ttft - begin
-        for gap in (0.0, *r.gaps):
-            at += gap / 1e3
-            tokens[int(at)] += 1
-        active.update(range(int(r.sent - begin), int(r.sent + r.e2el - begin) + 1))
-    most = {"max_output_tokens_per_s": tokens, "max_concurrent_requests": active}
-    return {name: max(counts.values(), default=0) for name, counts in most.items()}
+    if not len(good):
+        return {"max_output_tokens_per_s": 0, "max_concurrent_requests": 0}
+    sent = good["sent"] - good["sent"].min()
+    firsts, ends = sent + good.ttft, (sent + good.e2el).astype(np.int64)
+    tokens = np.bincount(firsts.astype(np.int64), minlength=int(ends.max()) + 2)
+    for who, counts, gaps in good.gaps():
+        upto = np.cumsum(gaps, dtype=np.float64) / 1e3
+        before = np.concatenate([[0.0], upto])[np.cumsum(counts) - counts]
+        at = np.repeat(firsts[who] - before, counts) + upto
+        tokens += np.bincount(at.astype(np.int64), minlength=len(tokens))[: len(tokens)]
+    begun, over = (np.bincount(at, minlength=len(tokens)) for at in (sent.astype(np.int64), ends + 1))
+    active = np.cumsum(begun - over)
+    return {"max_output_tokens_per_s": int(tokens.max()), "max_concurrent_requests": int(active.max())}
 
 
-def _as_vllm(name: str, values: list[float]) -> dict[str, float]:
+Counted = tuple[Floats, NDArray[np.int64]]  # different values, ascending, and how often each is there
+
+
+def _each(seconds: Floats) -> Counted:
+    known = np.sort(seconds[~np.isnan(seconds)]) * 1e3
+    return known, np.ones(len(known), np.int64)
+
+
+def _as_vllm(name: str, values: Floats, counts: NDArray[np.int64]) -> dict[str, float]:
     """Mean, median, standard deviation and percentiles as numpy has them; 0 of nothing."""
-    values.sort()
-    values = values or [0.0]
-    mean = math.fsum(values) / len(values)
-    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
-    found = {f"mean_{name}_ms": mean, f"median_{name}_ms": _between(values, 0.5), f"std_{name}_ms": spread}
-    return found | {f"p{p}_{name}_ms": _between(values, p / 100) for p in (90, 95, 99)}
+    if not len(values):
+        values, counts = np.zeros(1), np.ones(1, np.int64)
+    mean = float(np.average(values, weights=counts))
+    spread = math.sqrt(float(np.average((values - mean) ** 2, weights=counts)))
+    found = {f"mean_{name}_ms": mean, f"median_{name}_ms": _between(values, counts, 0.5), f"std_{name}_ms": spread}
+    return found | {f"p{p}_{name}_ms": _between(values, counts, p / 100) for p in (90, 95, 99)}
 
 
-def _between(values: Sequence[float], share: float) -> float:
-    """The quantile of sorted values, linear between the two that it lies between."""
-    place = (len(values) - 1) * share
+def _between(values: Floats, counts: NDArray[np.int64], share: float) -> float:
+    """The quantile, linear between the two values that it lies between."""
+    upto = np.cumsum(counts)
+    place = (int(upto[-1]) - 1) * share
     low = math.floor(place)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (values[high] - values[low]) * (place - low)
+    below, above = (float(values[np.searchsorted(upto, min(at, int(upto[-1]) - 1), side="right")]) for at in (low, low + 1))
+    return below + (above - below) * (place - low)
 
 
 def prometheus(document: Mapping[str, Any], model: str) -> str:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from fenno.engine import command
 from fenno.errors import UsageError
-from fenno.load import stats
+from fenno.load import figures
 from fenno.load import trace as traces
 from fenno.load.client import ClientState
 from fenno.load.plan import FORCED, Plan
@@ -164,10 +164,10 @@ def document(result: Result, targets: Targets) -> dict[str, Any]:
     """Every figure of a run, the client's fitness, and whether it is VALID."""
     state = result.state
     window = (state.start or 0.0, state.end or state.start or 0.0)
-    counted = stats.counted(result.records)
+    counted = bool(result.requests.counted.any())
     even = result.plan.ramp is None and not result.plan.workload.trace  # other traffic is not meant to level
-    level = stats.steady(result.records, window) if counted and even else None
-    fit = stats.validity(
+    level = figures.steady(result.requests, window) if counted and even else None
+    fit = figures.validity(
         lag_p95=state.lag.p95,
         lateness_p95=state.lateness.p95,
         in_flight_mean=state.in_flight_mean,
@@ -178,7 +178,7 @@ def document(result: Result, targets: Targets) -> dict[str, Any]:
         phase=f"{state.phase}: {state.reason}" if state.phase == "lost" else state.phase,
     )
     more = [*([] if counted else ["no request was counted"]), *clocks(state, result.plan, window[1] - window[0], targets)]
-    summary = stats.summarize(result.records, window, stats.goodput_limits(targets.latencies()))
+    summary = figures.summarize(result.requests, window, figures.goodput_limits(targets.latencies()))
     return {
         "valid": fit.valid and not more,
         "reasons": [*fit.reasons, *more],
@@ -202,7 +202,7 @@ def clocks(state: ClientState, plan: Plan, seconds: float, targets: Targets) -> 
     """Why the hosts' clocks do not do for this load: an open loop claims to send on time, and a closed one when its window was.
     Latencies are each of one host's clock, and need no other."""
     worst = max((worker.uncertainty_ms for worker in state.workers), default=0.0)
-    bound = stats.client_bound(targets.p95_ttft)
+    bound = figures.client_bound(targets.p95_ttft)
     most = bound if plan.users is None else max(bound, 10.0 * seconds)
     return [f"the hosts' clocks are known to each other within {worst:.3g} ms only, {most:.3g} ms allowed"] if worst > most else []
 

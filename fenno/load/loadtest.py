@@ -58,14 +58,15 @@ def beside(result: Result, seen: Seen, probes: Sequence[Probe] | None, over: flo
     start = result.state.start or 0.0
     window = (start, result.state.end or start)
     seconds = window[1] - window[0]
-    tokens = sum(r.tokens for r in result.records if r.phase == "counted" and r.ok)
+    requests = result.requests
+    tokens = int(requests.tokens[requests.counted & requests.ok].sum())
     said = seen.between(*window).said()
     found: dict[str, Any] = {
         "server": account.summarize(seen, window, tokens / seconds if seconds > 0 else None),
         "time_to_first_token": None,
     }
     if len(said) > 1 and account.growth(seen, window) is not None:
-        mine = account.first_tokens(result.records, probes or (), said[0].at, said[-1].at)
+        mine = account.first_tokens(requests, probes or (), said[0].at, said[-1].at)
         found["time_to_first_token"] = account.reconcile(said[0].metrics, said[-1].metrics, mine)
     nothing = {"outage_seconds": None, "recovery_seconds": None, "probes": None}
     return found | (nothing if probes is None else probe.summarize(probes, window, over))

@@ -67,6 +67,11 @@ class Record:
         return self.outcome == "ok"
 
     @property
+    def counted(self) -> bool:
+        """Whether figures are made of it."""
+        return self.phase == "counted" and self.outcome != "cancelled"
+
+    @property
     def ttft(self) -> float:
         """Seconds to the first token; a failed request is infinitely late."""
         return self.first - self.sent if self.ok and self.first is not None else math.inf

@@ -18,6 +18,7 @@ from fenno.load import client, endpoint, hosts, plan, raw
 from fenno.load.client import ClientState
 from fenno.load.plan import Plan
 from fenno.load.record import Record
+from fenno.load.requests import Requests
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
 LOCUST = (sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--loglevel", "WARNING", "--exit-code-on-error", "0")
@@ -36,8 +37,13 @@ class Result:
 
     @functools.cached_property
     def records(self) -> list[Record]:
-        """Every record, in the order in which each client process ended them; read when they are first asked for."""
+        """Every record, in the order in which each client process ended them: for runs that are not long."""
         return list(raw.records(self.folder))
+
+    @functools.cached_property
+    def requests(self) -> Requests:
+        """The same ones, column by column."""
+        return Requests.read(self.folder)
 
 
 class LoadRun:
@@ -95,11 +101,12 @@ class LoadRun:
     def result(self) -> Result:
         """What came of a run that is over. Raises as `wait` does."""
         ended = Result(self.plan, self.folder, self.client())
-        records, state = ended.records, ended.state
-        if state.phase in client.LIVE:
+        if ended.state.phase in client.LIVE:
             raise LoadError(f"the load client ended early: {last_line(self._child.log)}", f"see {self._child.log}")
-        if records and all(r.outcome == "connect" for r in records):
-            raise LoadError(f"{self.plan.url} never answered: {records[-1].error}", "is the server running, and is the port right?")
+        requests = ended.requests
+        if len(requests) and requests.words("outcome").are("connect").all():
+            why = requests.error(len(requests) - 1)
+            raise LoadError(f"{self.plan.url} never answered: {why}", "is the server running, and is the port right?")
         return ended
 
 

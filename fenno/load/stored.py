@@ -5,9 +5,10 @@ A run that was interrupted has no ending: its figures are then of what there is,
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,9 @@ def _result(folder: Path) -> Result:
     result = Result(plan_, folder, run.state(folder))
     if result.state.end is not None:
         return result
-    return replace(result, state=replace(result.state, end=max((r.end for r in result.records), default=result.state.start)))
+    ends = result.requests["end"]
+    end = float(ends.max()) if len(ends) else result.state.start
+    return dataclasses.replace(result, state=dataclasses.replace(result.state, end=end))
 
 
 def _seen(folder: Path, visible: str | None, notes: tuple[str, ...]) -> Seen:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from fenno import units
-from fenno.load import stats
+from fenno.load import figures, stats
 from fenno.load import words as told
-from fenno.load.record import Record
+from fenno.load.requests import Floats, Requests
 from fenno.load.stored import Stored
 from fenno.report import chart, frame
 from fenno.report.chart import Line
@@ -29,10 +31,10 @@ CURVES = (
 
 def page(run: Stored, document: Document, fenno: str) -> str:
     """The page of a load test. `document` is what standard output gets; `fenno`: the version that makes it."""
-    mine = stats.counted(run.result.records)
+    mine = figures.counted(run.result.requests)
     parts = [
         headline(document, run.result.plan.model),
-        over_time(run) if mine else "",
+        over_time(run, mine) if len(mine) else "",
         distributions(mine),
         by_class(document),
         failures(mine, run.result.state.start or 0.0),
@@ -66,14 +68,13 @@ def _paragraphs(sentences: Iterable[str]) -> list[Html]:
     return [tag("p", sentence) for sentence in sentences if sentence]
 
 
-def over_time(run: Stored) -> Html:
-    """Client and server from the window's start to its end, all pictures on the same axis."""
+def over_time(run: Stored, mine: Requests) -> Html:
+    """Client and server from the window's start to its end, all pictures on the same axis. `mine`: what is counted."""
     start, end = run.result.state.start or 0.0, run.result.state.end or 0.0
-    records = run.result.records
-    mine = stats.counted(records)
+    requests = run.result.requests
     number = max(1, min(MOST, len(mine) // 20))
     time = _Time(start, end, number)
-    ttft = time.parts((r.sent, r.ttft * 1e3) for r in mine)
+    ttft = time.parts(mine["sent"], mine.ttft * 1e3)
     said = [(s.at, s.metrics) for s in run.seen.between(start, end).said()]
     memory = [(s.at, float(s.resident)) for s in run.seen.between(start, end).samples if s.resident]
     pictures = [
@@ -87,7 +88,7 @@ def over_time(run: Stored) -> Html:
         (
             "Requests",
             [
-                time.line("in flight, by the client", time.in_flight(records)),
+                time.line("in flight, by the client", time.in_flight(requests)),
                 time.line("running, by the server", time.means((at, m.running) for at, m in said)),
                 time.line("waiting, by the server", time.means((at, m.waiting) for at, m in said)),
             ],
@@ -95,8 +96,8 @@ def over_time(run: Stored) -> Html:
         (
             "Answers a second",
             [
-                time.line("complete", time.rates(r.end for r in records if r.ok)),
-                time.line("failed", time.rates(r.end for r in mine if not r.ok)),
+                time.line("complete", time.rates(requests["end"][requests.ok])),
+                time.line("failed", time.rates(mine["end"][~mine.ok])),
             ],
         ),
         (
@@ -123,32 +124,25 @@ class _Time:
         self.start, self.number = start, number
         self.width = (end - start) / number or 1.0
 
-    def parts(self, values: Iterable[tuple[float, float]]) -> list[list[float]]:
+    def parts(self, stamps: Floats, values: Floats) -> list[Floats]:
         """Stamped values by part; what lies outside of the window is left out."""
-        found: list[list[float]] = [[] for _ in range(self.number)]
-        for at, value in values:
-            place = math.floor((at - self.start) / self.width)
-            if 0 <= place < self.number:
-                found[place].append(value)
-        return found
+        places = np.floor((stamps - self.start) / self.width)
+        order = np.argsort(places, kind="stable")
+        edges = np.searchsorted(places[order], np.arange(self.number + 1))
+        return [values[order[low:high]] for low, high in pairwise(edges)]
 
     def means(self, values: Iterable[tuple[float, float | None]]) -> list[float | None]:
-        parts = self.parts((at, value) for at, value in values if value is not None)
-        return [statistics.fmean(part) if part else None for part in parts]
+        known = np.array([(at, value) for at, value in values if value is not None]).reshape(-1, 2)
+        return [float(part.mean()) if len(part) else None for part in self.parts(known[:, 0], known[:, 1])]
 
-    def rates(self, stamps: Iterable[float]) -> list[float | None]:
+    def rates(self, stamps: Floats) -> list[float | None]:
         """How many a second."""
-        return [len(part) / self.width for part in self.parts((at, 0.0) for at in stamps)]
+        return [len(part) / self.width for part in self.parts(stamps, stamps)]
 
-    def in_flight(self, records: Iterable[Record]) -> list[float | None]:
+    def in_flight(self, requests: Requests) -> list[float | None]:
         """Requests in flight, averaged over each part."""
-        area = [0.0] * self.number
-        for r in records:
-            first, last = (math.floor((at - self.start) / self.width) for at in (r.sent, r.end))
-            for place in range(max(0, first), min(self.number - 1, last) + 1):
-                low = self.start + place * self.width
-                area[place] += max(0.0, min(r.end, low + self.width) - max(r.sent, low))
-        return [value / self.width for value in area]
+        edges = [self.start + self.width * place for place in range(self.number + 1)]
+        return [figures.in_flight(requests, low, high) for low, high in pairwise(edges)]
 
     def line(self, name: str, values: Sequence[float | None]) -> Line:
         """A value for each part, drawn at its middle; a gap where there is none."""
@@ -156,16 +150,17 @@ class _Time:
         return Line(name, tuple(((x, y) if math.isfinite(y) else (x, None)) for x, y in known))
 
 
-def _percentile(part: list[float], p: float) -> float | None:
-    return stats.percentile(sorted(part), p) if part else None
+def _percentile(part: Floats, p: float) -> float | None:
+    return stats.percentile(np.sort(part), p) if len(part) else None
 
 
-def distributions(mine: Sequence[Record]) -> str:
+def distributions(mine: Requests) -> str:
     """Each latency by percentile: how late the latest are, and how many of them there are."""
     cards = []
     for name, words in CURVES:
-        values = sorted(value * 1e3 for r in mine if (value := stats.LATENCIES[name](r)) is not None)
-        points = [(p, stats.percentile(values, p)) for p in range(1, 101)] if values else []
+        seconds = getattr(mine, name)
+        values = np.sort(seconds[~np.isnan(seconds)]) * 1e3
+        points = [(p, stats.percentile(values, p)) for p in range(1, 101)] if len(values) else []
         line = Line(words, tuple((float(p), value if math.isfinite(value) else None) for p, value in points))
         if any(value is not None for _, value in line.points):
             cards.append(tag("figure", tag("figcaption", f"{words}, ms"), chart.lines([line], (0.0, 100.0), words, "%")))
@@ -180,17 +175,15 @@ def by_class(document: Document) -> Html:
     return section("Latencies", tag("div", *tables, class_="cards"))
 
 
-def failures(mine: Sequence[Record], start: float) -> str:
+def failures(mine: Requests, start: float) -> str:
     """Each kind of failure: how many, when, and what the first one said."""
-    kinds: dict[str, list[Record]] = {}
-    for r in mine:
-        if not r.ok:
-            kinds.setdefault(r.outcome, []).append(r)
+    wrong = mine.where(~mine.ok)
     heads = ["Failure", "Requests", "From", "To", "The first one"]
-    rows = [
-        row(heads, [kind, str(len(all_)), *(f"{at - start:.1f} s" for at in (all_[0].sent, all_[-1].sent)), all_[0].error])
-        for kind, all_ in sorted(kinds.items(), key=lambda item: -len(item[1]))
-    ]
+    rows = []
+    for kind, count in sorted(wrong.words("outcome").counts().items(), key=lambda item: -item[1]):
+        those = wrong.where(wrong.words("outcome").are(kind))
+        times = [f"{at - start:.1f} s" for at in those["sent"][[0, -1]]]
+        rows.append(row(heads, [kind, str(count), *times, those.error(0)]))
     return (
         section("Failures", table("By cause; sent so long after the window's start", heads, rows, class_="stack")) if rows else ""
     )

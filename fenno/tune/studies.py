@@ -12,7 +12,7 @@ from typing import Any
 
 from fenno import recipe as recipes
 from fenno.errors import DiskError, FennoError, UsageError
-from fenno.load import stats
+from fenno.load import figures
 from fenno.recipe import Scalar
 from fenno.tune import output, study
 from fenno.tune import space as spaces
@@ -190,7 +190,7 @@ def _fixed(trial: Trial) -> dict[str, Any]:
 
 def _load(summary: Mapping[str, Any]) -> dict[str, Any]:
     """What the traffic came to (docs/metrics.md); latencies in milliseconds."""
-    latencies = {f"{name}_{p}_ms": summary.get(name, {}).get(p) for name in stats.LATENCIES for p in ("p50", "p95", "p99")}
+    latencies = {f"{name}_{p}_ms": summary.get(name, {}).get(p) for name in figures.LATENCIES for p in ("p50", "p95", "p99")}
     return {**{name: summary.get(name) for name in COUNTS}, **latencies}
 
 

@@ -16,12 +16,13 @@ from fenno.engine.metrics import Metrics
 from fenno.engine.server import Server
 from fenno.engine.watch import Sample, Seen, Watch
 from fenno.errors import LoadError, UsageError
+from fenno.load import figures, stats
 from fenno.load import plan as plans
 from fenno.load import run as load
-from fenno.load import stats
 from fenno.load.client import ClientState
 from fenno.load.plan import Plan
 from fenno.load.record import Record
+from fenno.load.requests import Requests
 from fenno.recipe import Latency, Recipe, Targets, Workload
 from fenno.tune.judge import Figure, Judgement, judge
 from fenno.tune.propose import Load
@@ -38,7 +39,7 @@ Progress = Callable[[float, str], None]
 
 @dataclass(frozen=True)
 class Measured:
-    """What a trial gave. `valid` is false when the client was too slow for its own numbers; `summary` is `stats.summarize`'s."""
+    """What a trial gave. `valid` is false when the client was too slow for its own numbers; `summary` is `figures.summarize`'s."""
 
     judgement: Judgement
     summary: dict[str, Any]
@@ -168,12 +169,12 @@ class _Observed:
         """The judgement of a run that ended by itself."""
         self.client = client
         start = client.start or 0.0
-        self._take(stats.counted(records), (start, client.end or start + (self.plan.duration or 0.0)))
+        self._take([r for r in records if r.counted], (start, client.end or start + (self.plan.duration or 0.0)))
         return self._judge(records, watch.seen())
 
     def measured(self, judgement: Judgement, seen: Seen, seconds: float) -> Measured:
         """The trial's result, with the client's own fitness."""
-        fit = stats.validity(
+        fit = figures.validity(
             lag_p95=self.client.lag.p95,
             lateness_p95=self.client.lateness.p95,
             in_flight_mean=self.client.in_flight_mean,
@@ -183,7 +184,8 @@ class _Observed:
         )
         inside = seen.between(*self.window).samples
         judgement = replace(judgement, notes=(*judgement.notes, *fit.reasons))
-        summary = stats.summarize(self.records, self.window, stats.goodput_limits(self.recipe.targets.latencies()))
+        requests = Requests.of(self.records)
+        summary = figures.summarize(requests, self.window, figures.goodput_limits(self.recipe.targets.latencies()))
         return Measured(judgement, summary, engine_load(inside, self.records, self.client.in_flight_mean), fit.valid, seconds)
 
     def _take(self, records: Sequence[Record], window: tuple[float, float]) -> None:
@@ -201,7 +203,7 @@ class _Observed:
 
     def _judge(self, records: Sequence[Record], seen: Seen) -> Judgement:
         # Of every phase: what was sent during warm-up is still in flight when the window begins.
-        level = stats.steady([r for r in records if r.sent < self.window[1]], self.window)
+        level = figures.steady(Requests.of(r for r in records if r.sent < self.window[1]), self.window)
         found = {**latency_figures(self.records, self.recipe.targets), **rate_figures(self.records, self.plan.rate or 0.0)}
         found.update(memory_figures(seen))
         return judge(self.recipe.targets, found, steady=level.steady, notes=[] if level.steady else [level.reason])
@@ -226,7 +228,7 @@ def due_between(plan: Plan, client: ClientState, length: float) -> int:
 def values(records: Iterable[Record], name: str) -> list[float | None]:
     """One latency of every record it concerns, by a target's name ("p95_ttft"): seconds, infinite for a failure."""
     wanted = Latency.of(name)
-    return [stats.LATENCIES[wanted.metric](r) for r in records if wanted.cls in (None, r.cls)]
+    return [getattr(r, wanted.metric) for r in records if wanted.cls in (None, r.cls)]
 
 
 def latency_figures(records: Sequence[Record], targets: Targets) -> dict[str, Figure]:
