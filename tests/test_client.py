@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import tracemalloc
 
 import pytest
 
 from fenno.load import stats
 from fenno.load.client import Delay, Delays
+
+LOCUST = """
+import locust, locust.stats
+from locust.env import Environment
+from fenno.load.sender.conductor import forget
+runner = Environment(user_classes=[locust.User], events=locust.events).create_local_runner()
+runner.state = "running"
+stats = runner.stats
+for second in range(200):
+    locust.stats.time.time = lambda: 1e9 + second
+    for error in (None, ValueError("x")):
+        locust.events.request.fire(request_type="POST", name="a", response_time=5, response_length=1, exception=error, context={})
+    locust.stats.update_stats_history(runner)
+kept = [len(stats.history), *(len(each) for entry in (stats.total, stats.entries["a", "POST"])
+                              for each in (entry.num_reqs_per_sec, entry.num_fail_per_sec))]
+forget(stats)
+print(kept, len(stats.history), len(stats.total.num_reqs_per_sec), len(stats.total.response_times_cache), stats.total.num_requests)
+"""
+
+
+def test_locusts_statistics_keep_nothing_of_every_second() -> None:
+    said = subprocess.run([sys.executable, "-c", LOCUST], capture_output=True, text=True, check=True).stdout
+    kept, left = said.split("]")
+    assert kept == "[200, 200, 200, 200, 200", "without it they would, of all five"
+    assert [int(number) for number in left.split()][:2] == [0, 0]
+    assert int(left.split()[2]) <= 20, "locust itself forgets these"
+    assert int(left.split()[3]) == 400, "totals stay"
 
 
 @pytest.mark.parametrize("count", [1, 2, 19, 20, 1000])

@@ -1,11 +1,13 @@
-"""`fenno compare` as a whole: two recipes with a cold start for each block, and stored runs."""
+"""`fenno compare` as a whole: two recipes with a cold start for each block, stored runs, and one that does not come to its end."""
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable, Iterator
 from xml.etree import ElementTree
 
 import pytest
-from stub.harness import Done, Place
+from stub.harness import Done, Place, side_by_side
 
 pytestmark = pytest.mark.scenario
 
@@ -51,3 +53,43 @@ def test_its_blocks_are_stored_runs_that_can_be_compared_again(place: Place, com
     again = place.fenno("compare", blocks[0], blocks[0], "--json")
     assert again.code == (0 if again.document["valid"] else 4), again.err  # this host may have been too busy to measure
     assert set(findings(again).values()) <= {"not distinguishable", "equivalent", "not measured"}
+
+
+def interrupted(place: Place) -> Done:
+    """By Ctrl-C while the last block of the second round is measured."""
+    run = place.start("compare", place.recipe(), place.recipe(name="other"), *TIMES[:2], "--duration", "5s", "--rounds", 9)
+    folder = place.folder / "fenno-comparisons"
+    run.until(lambda said: "round 2: A" in said and any(path.stat().st_size for path in folder.glob("*/002-A/records-*")))
+    run.signal(signal.SIGINT)
+    return run.finish()
+
+
+def gone(place: Place) -> Done:
+    """The engine is killed while the first block is measured."""
+    run = place.start("compare", place.recipe(), place.recipe(name="other"), *TIMES[:2], "--duration", "60s")
+    run.until(lambda _: any(path.stat().st_size for path in place.folder.glob("fenno-comparisons/*/001-A/records-*")))
+    place.kill("serve")
+    return run.finish()
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Done]]:
+    with side_by_side({job.__name__: job for job in (interrupted, gone)}, tmp_path_factory.mktemp) as tell:
+        yield tell
+
+
+def test_ctrl_c_keeps_a_comparison_as_far_as_it_came(cut: Callable[[str], Done]) -> None:
+    found = cut("interrupted")
+    document = found.document
+    assert found.code == 130, found.err
+    rounds = document["arms"]["A"]["blocks"]
+    assert document["arms"]["B"]["blocks"] == rounds <= 1, "the round that was cut short is left out"
+    assert document["interrupted"] == f"after {rounds} of 9 rounds"
+    assert f"interrupted after {rounds} of 9 rounds: what is told is of those, and all records are kept" in found.err
+
+
+def test_a_server_that_dies_ends_a_comparison_with_the_engines_exit_code(cut: Callable[[str], Done]) -> None:
+    found = cut("gone")
+    assert found.code == 5, found.err
+    assert found.document["gone"].startswith("A: the engine ended")
+    assert "round 1: B" not in found.err, "the round is lost whatever B does"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from stub import tls
+from stub.harness import Place
 
 from fenno.engine import metrics, server, watch
 from fenno.errors import EngineError
@@ -19,10 +21,24 @@ from fenno.recipe import Recipe
 ANSWERS = {"/v1/models": b'{"data": [{"id": "safe"}]}', "/metrics": b"vllm:num_requests_running 3.0\n"}
 
 
+STREAM = b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n' * 3 + b"data: [DONE]\n\n"
+
+
 class Secure(BaseHTTPRequestHandler):
+    """A server for one team, which wants `top_k` in every question."""
+
+    protocol_version = "HTTP/1.1"
+
     def do_GET(self) -> None:
-        body = ANSWERS[self.path]
-        self.send_response(200 if self.headers["X-Team"] == "search" else 403)
+        self.answer(ANSWERS[self.path], "application/json")
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.answer(STREAM, "text/event-stream", asked.get("top_k") == 1)
+
+    def answer(self, body: bytes, kind: str, good: bool = True) -> None:
+        self.send_response(200 if good and self.headers["X-Team"] == "search" else 403)
+        self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -72,3 +88,17 @@ def test_the_traffic_has_the_authority_too(trusting: Recipe, authority: Path) ->
 def test_a_server_that_wants_a_header_answers_only_with_it(trusting: Recipe, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="403"), server.serving(trusting, tmp_path):
         pass
+
+
+@pytest.mark.scenario
+def test_a_comparison_of_such_servers_is_given_what_they_want(url: str, authority: Path, tmp_path: Path) -> None:
+    wanted = ("--header", "X-Team: search", "--ca-file", authority, "--extra-body", '{"top_k": 1}')
+    place, times = Place(tmp_path), ("--rate", 20, "--duration", "1s", "--warmup", "200ms", "--rounds", 3)
+    found = place.fenno("compare", url, url, *times, *wanted, "--json")
+    assert found.code in (0, 4), found.err  # this host may have been too busy to measure
+    assert len(list(place.folder.rglob("asked.json"))) >= 6
+    for folder in (path.parent for path in place.folder.rglob("asked.json")):
+        told = place.fenno("report", folder, "--to", "json").document
+        assert (told["failures"], told["completed"] > 0) == ({}, True)
+    refused = place.fenno("compare", url, url, *times, *wanted[:4])
+    assert refused.code == 5 and "403" in refused.err

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fenno.errors import LoadError, UsageError
+from fenno.load import job, prompts, stats
 from fenno.load import plan as plans
-from fenno.load import prompts, stats
 from fenno.load.plan import Plan, Request
 from fenno.recipe import LengthClass, Lengths, Workload
 
@@ -26,6 +26,13 @@ def plan(**change: Any) -> Plan:
     base: dict[str, Any] = {"url": "http://127.0.0.1:1", "model": "m", "workload": workload, "duration": 1.0}
     loop = {} if {"users", "ramp"} & set(change) else {"rate": 10.0}
     return Plan(**{**base, **loop, **change})
+
+
+@pytest.mark.parametrize("name", ["timeout", "duration", "rate", "users", "requests", "processes"])
+def test_nothing_of_what_must_be_more_than_nothing_is_taken_for_the_default(name: str) -> None:
+    chosen = job.of_url("http://127.0.0.1:1", "m", "completions", None)
+    with pytest.raises(UsageError, match=f"{name}(: Input should be greater| must be more) than 0"):
+        job.plan(chosen, **{name: 0})  # type: ignore[arg-type]
 
 
 def some(count: int, **change: Any) -> list[Request]:

@@ -1,8 +1,6 @@
 """`fenno loadtest` from the outside, on the stub engine: both sides in one document, and what a server's death leaves."""
 
-import contextlib
 import json
-import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stub.harness import Done, Place, side_by_side
+from stub.harness import Done, Place, Run, side_by_side
 
 from fenno.load import raw
 from fenno.load.record import Record
@@ -65,11 +63,31 @@ def killed_engine(place: Place) -> Story:
     recipe = place.recipe(workload={"classes": CLASSES, "rate": None, "users": 50})
     run = place.start("loadtest", recipe, "--duration", "60s", "--warmup", "1s")
     run.until(lambda _: counted(place) > 100)
-    for pid in place.left():
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
-            if "serve" in words and "python" in words[0] and not any(word.endswith("guard.py") for word in words):
-                os.kill(pid, signal.SIGKILL)
+    place.kill("serve")
+    return story(place, run.finish())
+
+
+def long_run(place: Place) -> Run:
+    """A load test of a minute when a hundred of its requests are counted and over."""
+    run = place.start("loadtest", place.recipe(workload={"classes": CLASSES, "rate": 40}), "--duration", "60s", "--warmup", "1s")
+    return run.until(lambda _: counted(place) > 100)
+
+
+def interrupted(place: Place) -> Story:
+    run = long_run(place)
+    run.signal(signal.SIGINT)
+    return story(place, run.finish())
+
+
+def killed_fenno(place: Place) -> Story:
+    run = long_run(place)
+    run.signal(signal.SIGKILL)
+    return story(place, run.finish())
+
+
+def killed_client(place: Place) -> Story:
+    run = long_run(place)
+    place.kill("locust")
     return story(place, run.finish())
 
 
@@ -79,11 +97,12 @@ def calibrated(place: Place) -> Story:
 
 
 Stories = Callable[[str], Story]
+STORIES = (both_sides, without_a_probe, killed_engine, calibrated, interrupted, killed_fenno, killed_client)
 
 
 @pytest.fixture(scope="module")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stories]:
-    jobs = {job.__name__: job for job in (both_sides, without_a_probe, killed_engine, calibrated)}
+    jobs = {job.__name__: job for job in STORIES}
     with side_by_side(jobs, tmp_path_factory.mktemp) as results:
         yield results
 
@@ -133,7 +152,7 @@ def test_people_read_classes_availability_price_and_whether_it_is_valid(stories:
 
 
 def test_a_stored_run_is_told_again_word_for_word(stories: Stories) -> None:
-    for name in ("both_sides", "killed_engine"):
+    for name in ("both_sides", "killed_engine", "interrupted"):
         found = stories(name)
         again = found.place.fenno("report", found.folder.relative_to(found.place.folder))
         assert again.document == found.done.document
@@ -182,3 +201,31 @@ def test_fifty_users_without_a_server_make_no_hot_loop(stories: Stories) -> None
     # Each user waits twice as long after every failure, up to a second: at most six attempts in a second, one in the last.
     assert max(by_second.values()) <= 50 * 7
     assert by_second[max(by_second) - 1] <= 50 * 2
+
+
+def test_ctrl_c_ends_a_load_test_well_and_tells_what_there_was(stories: Stories) -> None:
+    found = stories("interrupted")
+    document, records = found.done.document, found.records()
+    assert found.done.code == 130
+    assert document["ended"]["how"] == "interrupted"
+    assert "interrupted: somebody ended the load test before its time" in found.done.err
+    assert document["completed"] > 80 and document["seconds"] < 50
+    assert document["requests"] + document["cancelled"] == sum(r.phase == "counted" for r in records)
+    assert document["availability"] == 1, "what was in flight is no failure of the server"
+    assert found.place.empty(within=40)
+
+
+@pytest.mark.parametrize(("name", "code"), [("killed_fenno", -9), ("killed_client", 5)])
+def test_a_kill_of_fenno_or_of_its_client_leaves_what_was_recorded_and_a_report_of_it(
+    stories: Stories, name: str, code: int
+) -> None:
+    found = stories(name)
+    assert found.done.code == code
+    assert found.place.empty(within=40)
+    again = found.place.fenno("report", found.folder.relative_to(found.place.folder))
+    document, records = again.document, found.records()
+    assert again.code == 130
+    assert document["ended"]["how"] == "interrupted"
+    assert document["requests"] == sum(r.counted for r in records) > 100
+    if name == "killed_client":
+        assert f"`fenno report {found.folder.relative_to(found.place.folder)}` tells what there is" in found.done.err

@@ -241,3 +241,16 @@ def test_a_slow_client_makes_a_run_invalid() -> None:
     assert not figures.validity(**{**good, "in_flight_mean": 197.0}).valid  # type: ignore[arg-type]
     late = figures.validity(**{**good, "lateness_p95": 5.0, "users": None})  # type: ignore[arg-type]
     assert "sent late" in late.reasons[0]
+
+
+def test_each_reason_why_a_run_is_no_measurement_comes_with_what_to_do_next() -> None:
+    growing, falling = (figures.Steady(False, 1.0, 2.0, "it was not level", step) for step in (figures.GROWING, figures.FALLING))
+    wrong = {"lag_p95": 9.0, "lateness_p95": 9.0, "in_flight_mean": 1.0, "phase": "gone"}
+    for level in (growing, falling):
+        for users in (None, 200):
+            found = figures.validity(**wrong, users=users, levelled=level)  # type: ignore[arg-type]
+            assert len(found.reasons) == 4
+            assert len(found.steps) == 4 and all(found.steps)
+    assert figures.validity(lag_p95=0.0, lateness_p95=0.0, in_flight_mean=1.0, users=1).steps == ()
+    for records in ([], stream(10, lambda now, _: 0.5 + 0.4 * now, 60), stream(10, lambda now, _: max(0.1, 8 - 0.4 * now), 60)):
+        assert figures.steady(Requests.of(records), (5.0, 25.0)).step

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fenno import console, units
 from fenno.commands.given import check_prompts, choose, parse
+
+if TYPE_CHECKING:
+    from fenno.recipe import Recipe
 
 
 def compare(
@@ -26,7 +29,10 @@ def compare(
     prompts: Annotated[str | None, typer.Option(help="real prompts: ShareGPT JSON or OpenAI batch JSONL")] = None,
     model: Annotated[str | None, typer.Option(help="the model's name at a URL; default: the first it lists")] = None,
     endpoint: Annotated[str, typer.Option(help="at a URL: completions or chat")] = "completions",
+    header: Annotated[list[str] | None, typer.Option(help="'Name: value', as often as needed")] = None,
     api_key_env: Annotated[str | None, typer.Option(help="the variable that holds the API key of a URL")] = None,
+    extra_body: Annotated[str | None, typer.Option(help="a JSON object laid over every request")] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="the certificate authority of https URLs")] = None,
     processes: Annotated[int, typer.Option(help="client processes")] = 1,
     junit: Annotated[Path | None, typer.Option(help="write JUnit's XML there")] = None,
     out: Annotated[Path, typer.Option(help="where raw records are kept")] = Path("fenno-comparisons"),
@@ -38,9 +44,14 @@ def compare(
     from fenno.load import job
 
     target, equivalent = parse(units.share, target_availability), units.share(margin, or_zero=True)
-    arms = run.chosen(
-        names, lambda name: job.of_url(name, model, endpoint, api_key_env) if "://" in name else recipe.load(choose(name))
-    )
+    authority = str(ca_file.resolve()) if ca_file else None
+
+    def recipe_of(name: str) -> Recipe:
+        if "://" not in name:
+            return recipe.load(choose(name))
+        return job.of_url(name, model, endpoint, api_key_env).with_engine(ca_file=authority)
+
+    arms = run.chosen(names, recipe_of)
     folder = None
     if arms[0].recipe is None:
         found = run.from_disk(arms)
@@ -55,6 +66,8 @@ def compare(
             timeout=parse(units.duration, timeout),
             prompts=prompts,
             processes=processes,
+            headers=header or (),
+            extra_body=extra_body,
         )
         check_prompts(plan.workload.prompts)
         if plan.workload.prompts and any(a.recipe and a.recipe.engine.url for a in arms):

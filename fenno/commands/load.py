@@ -177,8 +177,11 @@ def tell_load(document: dict[str, Any], *, table: bool) -> int:
         console.say(f"mind: {sentence}", style="yellow")
     if document["ended"]["how"] == "gone":
         console.say(f"the server was gone before the end: {document['ended']['why']}", style="bold red")
-    for reason in document["reasons"]:
+    if document["ended"]["how"] == "interrupted":
+        console.say(f"interrupted: {document['ended']['why']}; the figures are of what there was until then", style="bold red")
+    for reason, step in zip(document["reasons"], document["next_steps"], strict=True):
         console.say(f"INVALID: {reason}", style="bold red")
+        console.say(f"  next: {step}")
     console.result(document)
     return loadtest.exit_code(document)
 

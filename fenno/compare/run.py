@@ -13,7 +13,7 @@ from typing import Any
 from fenno import process
 from fenno.compare import judge
 from fenno.engine import command, server
-from fenno.errors import DiskError, UsageError
+from fenno.errors import DiskError, Interrupted, UsageError
 from fenno.load import endpoint, figures, loadtest, stored
 from fenno.load.plan import Plan
 from fenno.load.stored import Stored
@@ -42,6 +42,7 @@ class Blocks:
     paired: bool
     left_out: list[str] = field(default_factory=list)
     died: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    interrupted: str = ""  # how far it had come
 
     @property
     def gone(self) -> str:
@@ -54,7 +55,7 @@ class Blocks:
         for name, document in documents.items():
             if document["ended"]["how"] == "gone":
                 self.died.setdefault(name, []).append(document)
-            if not wrong:
+            if not wrong and len(documents) == len(self.arms):
                 self.arms[name].append(document)
         self.left_out += wrong
         return wrong
@@ -76,17 +77,24 @@ def live(
     """Make so many rounds; within one the arms get the same traffic, each with prompts that nobody saw before.
 
     An engine that fenno starts is started for each block. A round in which some block is no measurement is left out as a whole and
-    made up for, a few times at most. With `after`, called after each round, it lasts: blocks that lie in `folder` are not made
-    again, and a server that is gone is started again for its next block. Raises as `server.serving` and `loadtest.measure` do.
+    made up for, a few times at most; so is one in which somebody presses Ctrl-C, which is the last. With `after`, called after each
+    round, it lasts: blocks that lie in `folder` are not made again, and a server that is gone is started again for its next block.
+    Raises as `server.serving` and `loadtest.measure` do.
     """
     found = Blocks({arm.name: [] for arm in arms}, paired=True)
     fitted: dict[str, Plan] = {}
     by_name = {arm.name: arm for arm in arms}
     for number in range(rounds + AGAIN + rounds // 3):
-        documents = {}
-        for name in order(list(by_name), number):
-            say(f"round {number + 1}: {name} ({by_name[name].what})")
-            documents[name] = (kept if after else block)(by_name[name], plan, number, folder, fitted)
+        documents: dict[str, dict[str, Any]] = {}
+        try:
+            for name in order(list(by_name), number):
+                say(f"round {number + 1}: {name} ({by_name[name].what})")
+                documents[name] = (kept if after else block)(by_name[name], plan, number, folder, fitted)
+                if documents[name]["ended"]["how"] == "gone" and not after:
+                    break
+        except Interrupted:
+            found.interrupted = f"after {len(found.arms[arms[0].name])} of {rounds} rounds"
+            break
         for reason in found.add(number, documents):
             say(f"left out: {reason}")
         if after:
@@ -114,17 +122,22 @@ def kept(arm: Arm, plan: Plan, number: int, folder: Path, fitted: dict[str, Plan
 
 
 def block(arm: Arm, plan: Plan, number: int, folder: Path, fitted: dict[str, Plan]) -> dict[str, Any]:
-    """One load test of one arm. `fitted` keeps what an arm's endpoint takes, asked once."""
+    """One load test of one arm. `fitted` keeps what an arm's endpoint takes, asked once. Raises `Interrupted` for one that was cut
+    short, when its records and its ending are on disk."""
     assert arm.recipe is not None
     place = folder / f"{number + 1:03d}-{arm.name}"
-    with server.serving(arm.recipe, place) as running:
+    with server.serving(arm.recipe, place, headers=plan.headers) as running:
         if arm.name not in fitted:
-            key = command.key_variable(arm.recipe.engine)
-            fitted[arm.name] = endpoint.fitted(replace(plan, url=running.url, model=running.model, api_key_env=key))
+            key, authority = command.key_variable(arm.recipe.engine), arm.recipe.engine.ca_file
+            its = replace(plan, url=running.url, model=running.model, api_key_env=key, ca_file=authority)
+            fitted[arm.name] = endpoint.fitted(its)
         before = len(list(folder.glob(f"{place.name}{ENDED}*")))  # such a block's prompts may be in a prefix cache
         prompts = f"{folder.name}-{place.name}" + (f"-{before}" if before else "")
         mine = replace(fitted[arm.name], url=running.url, seed=plan.seed + number, arm=prompts)
-        return loadtest.measure(mine, running, arm.recipe, place, probing=False)
+        found = loadtest.measure(mine, running, arm.recipe, place, probing=False)
+    if found["ended"]["how"] == "interrupted":
+        raise Interrupted
+    return found
 
 
 def from_disk(arms: Sequence[Arm]) -> Blocks:
@@ -190,6 +203,7 @@ def document(
         "left_out": found.left_out,
         "gone": found.gone,
         "deaths": {name: [block["ended"]["why"] for block in blocks] for name, blocks in found.died.items()},
+        "interrupted": found.interrupted,
         "records": str(folder) if folder else None,
         "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

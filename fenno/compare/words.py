@@ -57,6 +57,8 @@ def lines(document: dict[str, Any]) -> list[str]:
         if not f["table"] and f["state"] in ("better", "worse")
     ]
     found += [f"the server of {arm} died {len(whys)} time(s): {whys[0]}" for arm, whys in document["deaths"].items()]
+    if document["interrupted"]:
+        found.append(f"interrupted {document['interrupted']}: what is told is of those, and all records are kept")
     if document["left_out"]:
         found.append(f"left out, or no measurement: {'; '.join(document['left_out'][:5])}")
     return [*found, sentence(document)]
@@ -85,9 +87,12 @@ def _against(verdict: str, first: str, margin: float) -> str:
 
 
 def exit_code(document: dict[str, Any]) -> int:
-    """0 unless an arm is worse than the first in something, or misses the availability target; 4 for what cannot be said."""
+    """0 unless an arm is worse than the first in something, or misses the availability target; 4 for what cannot be said; whatever
+    was found, that of an interruption."""
     if document["gone"]:
         return errors.ENGINE
+    if document["interrupted"]:
+        return errors.INTERRUPTED
     if not document["valid"]:
         return errors.INCONCLUSIVE
     _, *others = document["arms"]

@@ -24,6 +24,13 @@ CELLS = 2**22  # of the table in which gaps are counted
 AT_ONCE = 2**22  # gaps that are counted at once
 
 
+# What to do next about a run that is no measurement.
+GROWING = "the load is more than is held: lower it; or give a longer --warmup, where the server was still warming up"
+FALLING = "give a longer --warmup: the window began before the load had levelled"
+BUSY = "leave this host's processors to the client, share the load among more --processes or --worker hosts, or lower it"
+IDLE = "see the failures: users wait after each; without any, share the users among more --processes"
+
+
 def counted(requests: Requests) -> Requests:
     """Those that figures are made of, by the time they were sent: of the counted window, cancelled ones left out."""
     mine = requests.where(requests.counted)
@@ -225,6 +232,7 @@ class Steady:
     first: float
     second: float
     reason: str = ""
+    step: str = ""  # what to do next
 
 
 def steady(requests: Requests, window: tuple[float, float]) -> Steady:
@@ -238,15 +246,16 @@ def steady(requests: Requests, window: tuple[float, float]) -> Steady:
     first, second = in_flight(requests, start, middle), in_flight(requests, middle, end)
     stays = (requests["end"] - requests["sent"])[(requests["end"] > start) & (requests["sent"] < end)]
     if not len(stays) or end <= start or stays.sum() <= 0:
-        return Steady(False, first, second, "no request was in flight")
+        return Steady(False, first, second, "no request was in flight", "give a longer --duration")
     mean = (first + second) / 2
     variance = mean * float((stays * stays).sum() / stays.sum()) / (middle - start)
     allowed = max(0.1 * mean, 3 * math.sqrt(2 * variance))
     if second - first > allowed:
-        return Steady(False, first, second, f"requests in flight grew from {first:.3g} to {second:.3g} within the window")
+        return Steady(False, first, second, f"requests in flight grew from {first:.3g} to {second:.3g} within the window", GROWING)
     if first - second > allowed:
-        return Steady(False, first, second, f"requests in flight fell from {first:.3g} to {second:.3g} within the window")
-    return Steady(True, first, second, "") if not (grew := _grew(counted(requests).ttft)) else Steady(False, first, second, grew)
+        return Steady(False, first, second, f"requests in flight fell from {first:.3g} to {second:.3g} within the window", FALLING)
+    grew = _grew(counted(requests).ttft)
+    return Steady(False, first, second, grew, GROWING) if grew else Steady(True, first, second)
 
 
 def _grew(values: Floats) -> str:
@@ -273,10 +282,11 @@ def in_flight(requests: Requests, start: float, end: float) -> float:
 
 @dataclass(frozen=True)
 class Validity:
-    """Whether a run is a measurement, and every reason why it is not."""
+    """Whether a run is a measurement, every reason why it is not, and what to do about each."""
 
     valid: bool
     reasons: tuple[str, ...] = field(default_factory=tuple)
+    steps: tuple[str, ...] = field(default_factory=tuple)  # what to do next, for each of them
 
 
 def client_bound(target: float | None) -> float:
@@ -297,15 +307,15 @@ def validity(
 ) -> Validity:
     """The rule of a valid measurement. Delays in ms, `target` (the latency that is judged) in seconds; `users`: closed loop."""
     bound = client_bound(target)
-    reasons = []
+    found = []
     if phase not in ("done", "stopped"):
-        reasons.append(f"the run did not end well: {phase}")
+        found.append((f"the run did not end well: {phase}", "see what became of the server, and run it again"))
     if lag_p95 > bound:
-        reasons.append(f"the client's event loop was late: lag P95 {lag_p95:.3g} ms, at most {bound:.3g} ms allowed")
+        found.append((f"the client's event loop was late: lag P95 {lag_p95:.3g} ms, at most {bound:.3g} ms allowed", BUSY))
     if users is None and lateness_p95 > bound:
-        reasons.append(f"requests were sent late: lateness P95 {lateness_p95:.3g} ms, at most {bound:.3g} ms allowed")
+        found.append((f"requests were sent late: lateness P95 {lateness_p95:.3g} ms, at most {bound:.3g} ms allowed", BUSY))
     if users is not None and think_time == 0 and in_flight_mean < 0.99 * users:
-        reasons.append(f"{in_flight_mean:.4g} requests in flight of {users} users, at least 99 % needed")
+        found.append((f"{in_flight_mean:.4g} requests in flight of {users} users, at least 99 % needed", IDLE))
     if levelled is not None and not levelled.steady:
-        reasons.append(levelled.reason)
-    return Validity(not reasons, tuple(reasons))
+        found.append((levelled.reason, levelled.step))
+    return Validity(not found, tuple(reason for reason, _ in found), tuple(step for _, step in found))

@@ -20,6 +20,8 @@ from fenno.load.plan import FORCED, Plan
 from fenno.load.run import Result
 from fenno.recipe import Engine, Recipe, Targets, Workload
 
+NOTHING = ("no request was counted", "give a longer --duration, or a shorter --warmup")
+
 
 def of_url(url: str, model: str | None, endpoint: str, api_key_env: str | None) -> Recipe:
     """A recipe for a server that runs already. Raises `UsageError` for what is no address or endpoint."""
@@ -82,7 +84,7 @@ def plan(
         requests=requests,
         seed=seed,
         arm=arm,
-        timeout=timeout or workload.timeout,
+        timeout=workload.timeout if timeout is None else timeout,
         processes=processes,
         bind=bind,
         api_key_env=command.key_variable(recipe.engine),
@@ -97,7 +99,9 @@ def changed(workload: Workload, values: Mapping[str, Any]) -> Workload:
     try:
         return Workload.model_validate({**workload.model_dump(), **values})
     except ValidationError as error:
-        raise UsageError(error.errors()[0]["msg"].removeprefix("Value error, ")) from error
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{where}: {first['msg']}" if where else first["msg"].removeprefix("Value error, ")) from error
 
 
 def _arrivals(workload: Workload, **asked: Any) -> tuple[Workload, dict[str, Any]]:
@@ -177,11 +181,12 @@ def document(result: Result, targets: Targets) -> dict[str, Any]:
         levelled=level,
         phase=f"{state.phase}: {state.reason}" if state.phase == "lost" else state.phase,
     )
-    more = [*([] if counted else ["no request was counted"]), *clocks(state, result.plan, window[1] - window[0], targets)]
+    more = [*([] if counted else [NOTHING]), *clocks(state, result.plan, window[1] - window[0], targets)]
     summary = figures.summarize(result.requests, window, figures.goodput_limits(targets.latencies()))
     return {
         "valid": fit.valid and not more,
-        "reasons": [*fit.reasons, *more],
+        "reasons": [*fit.reasons, *(reason for reason, _ in more)],
+        "next_steps": [*fit.steps, *(step for _, step in more)],
         "flags": flags(result.plan, summary),
         **summary,
         "client": {
@@ -198,13 +203,14 @@ def document(result: Result, targets: Targets) -> dict[str, Any]:
     }
 
 
-def clocks(state: ClientState, plan: Plan, seconds: float, targets: Targets) -> list[str]:
-    """Why the hosts' clocks do not do for this load: an open loop claims to send on time, and a closed one when its window was.
-    Latencies are each of one host's clock, and need no other."""
+def clocks(state: ClientState, plan: Plan, seconds: float, targets: Targets) -> list[tuple[str, str]]:
+    """Why the hosts' clocks do not do for this load, and what to do: an open loop claims to send on time, and a closed one when its
+    window was. Latencies are each of one host's clock, and need no other."""
     worst = max((worker.uncertainty_ms for worker in state.workers), default=0.0)
     bound = figures.client_bound(targets.p95_ttft)
     most = bound if plan.users is None else max(bound, 10.0 * seconds)
-    return [f"the hosts' clocks are known to each other within {worst:.3g} ms only, {most:.3g} ms allowed"] if worst > most else []
+    why = f"the hosts' clocks are known to each other within {worst:.3g} ms only, {most:.3g} ms allowed"
+    return [(why, "use workers nearer to the master, or a network that is quieter")] if worst > most else []
 
 
 def flags(plan: Plan, summary: Mapping[str, Any]) -> list[str]:

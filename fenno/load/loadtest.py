@@ -12,7 +12,7 @@ from fenno import errors
 from fenno.engine import watch
 from fenno.engine.server import Server
 from fenno.engine.watch import Seen
-from fenno.errors import EngineError
+from fenno.errors import EngineError, Interrupted
 from fenno.load import account, endpoint, job, probe, run, stored
 from fenno.load.plan import Plan
 from fenno.load.probe import Probe
@@ -25,17 +25,21 @@ def measure(
     plan: Plan, server: Server, recipe: Recipe, folder: Path, *, probing: bool = True, gpu_price: float | None = None
 ) -> dict[str, Any]:
     """Run `plan` against `server` and account for it. `folder` gets the records, the server's samples and the probes; `gpu_price`:
-    dollars an hour of one GPU. Raises as `run.run` does."""
+    dollars an hour of one GPU. An interruption ends it early and well, and its document says so. Raises as `run.run` does."""
     endpoint.check(plan)
     asked = Asked(at=time.time(), targets=recipe.targets, gpu_price=gpu_price, probed=probing, visible=watch.visible(server))
     stored.begin(folder, asked)
     with contextlib.ExitStack() as stack:
         looking = stack.enter_context(watch.watching(server, folder, keep=False))
         probes = stack.enter_context(probe.probing(plan, folder)) if probing else None
-        result = run.run(plan, folder)
+        load = stack.enter_context(run.running(plan, folder))
+        try:
+            result, interrupted = load.wait(), False
+        except Interrupted:
+            result, interrupted = load.stop(), True
         over = time.monotonic()
     seen = looking.seen()
-    ended = Ending(over=over, ended=ending(result, server), notes=seen.notes)
+    ended = Ending(over=over, ended=ending(result, server, interrupted), notes=seen.notes)
     stored.end(folder, ended)
     return document(Stored(asked=asked, result=result, seen=seen, probes=probes, ending=ended))
 
@@ -72,19 +76,22 @@ def beside(result: Result, seen: Seen, probes: Sequence[Probe] | None, over: flo
     return found | (nothing if probes is None else probe.summarize(probes, window, over))
 
 
-def ending(result: Result, server: Server) -> dict[str, str]:
-    """How the run ended: "done", "stopped", or "gone" when the server was no longer there, and why: from the engine's log where
-    there is one."""
-    why = result.state.reason
+def ending(result: Result, server: Server, interrupted: bool = False) -> dict[str, str]:
+    """How the run ended: "done", "stopped", "interrupted", or "gone" when the server was no longer there, and why: from the
+    engine's log where there is one."""
     try:
         server.check("load")
     except EngineError as error:
         return {"how": "gone", "why": str(error)}
-    return {"how": result.state.phase, "why": why}
+    if interrupted:
+        return {"how": "interrupted", "why": "somebody ended the load test before its time"}
+    return {"how": result.state.phase, "why": result.state.reason}
 
 
 def exit_code(document: dict[str, Any]) -> int:
-    """By cause: the engine's when it was gone, else by whether this was a measurement."""
+    """By cause: the engine's when it was gone, that of an interruption, else by whether this was a measurement."""
     if document["ended"]["how"] == "gone":
         return errors.ENGINE
+    if document["ended"]["how"] == "interrupted":
+        return errors.INTERRUPTED
     return errors.OK if document["valid"] else errors.INCONCLUSIVE

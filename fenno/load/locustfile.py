@@ -16,7 +16,7 @@ from fenno.load import client, raw
 from fenno.load import plan as plans
 from fenno.load.plan import Plan
 from fenno.load.sender import loops, master, worker
-from fenno.load.sender.conductor import TICK, Conductor
+from fenno.load.sender.conductor import TICK, Conductor, forget
 from fenno.load.sender.recorder import Recorder
 from fenno.load.sender.spool import Spool, give_up
 from fenno.load.sender.traffic import Traffic, common_start
@@ -84,6 +84,7 @@ def _fail(greenlet: Any) -> None:
 def _wait_for_all(environment: Any, folder: Path, processes: int) -> None:
     paths = [folder / f"client-{index}.jsonl" for index in range(processes)]
     while any((state := client.last(path)) is None or state.phase in client.LIVE for path in paths):
+        forget(environment.stats)
         gevent.sleep(TICK)
     environment.process_exit_code = 0
     environment.runner.quit()

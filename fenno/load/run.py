@@ -80,10 +80,11 @@ class LoadRun:
         return state(self.folder)
 
     def stop(self) -> Result:
-        """End it now: what is in flight is cancelled. Returns within about a second."""
+        """End it now: what is in flight is cancelled. Returns within about a second, unless the client is
+        behind with reading."""
         _write(self.folder / "stop", "")
         with contextlib.suppress(ProcessError):
-            self._child.wait(5)
+            self._child.wait(30)  # streams that have ended are still read
         self._child.stop()
         return Result(self.plan, self.folder, self.client())
 
@@ -102,7 +103,8 @@ class LoadRun:
         """What came of a run that is over. Raises as `wait` does."""
         ended = Result(self.plan, self.folder, self.client())
         if ended.state.phase in client.LIVE:
-            raise LoadError(f"the load client ended early: {last_line(self._child.log)}", f"see {self._child.log}")
+            hint = f"see {self._child.log}; `fenno report {self.folder}` tells what there is"
+            raise LoadError(f"the load client ended early: {last_line(self._child.log)}", hint)
         requests = ended.requests
         if len(requests) and requests.words("outcome").are("connect").all():
             why = requests.error(len(requests) - 1)

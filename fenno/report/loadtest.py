@@ -53,7 +53,8 @@ def state(document: Document) -> tuple[str, str]:
 def headline(document: Document, model: str) -> Html:
     """Whether it is a measurement, why not, and each figure in a sentence."""
     name, colour = state(document)
-    why = [document["ended"]["why"], *document["reasons"], *(f"mind: {flag}" for flag in document["flags"])]
+    invalid = [f"{reason}; next: {step}" for reason, step in zip(document["reasons"], document["next_steps"], strict=True)]
+    why = [document["ended"]["why"], *invalid, *(f"mind: {flag}" for flag in document["flags"])]
     return tag(
         "header",
         tag("h1", tag("span", "fenno loadtest", class_="brand"), " ", model),

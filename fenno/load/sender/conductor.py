@@ -91,6 +91,7 @@ class Conductor:
             gevent.spawn(self.runner.quit)
 
     def _report(self, now: float, final: str) -> None:
+        forget(self.runner.stats)
         self.recorder.spool.flush(wait=bool(final))
         self.state = self._state(now, final)
         self._states.add(self.state.dump())
@@ -120,6 +121,14 @@ class Conductor:
             backlog=self.recorder.backlog,
             workers=(self.worker.state(),) if self.worker is not None else (),
         )
+
+
+def forget(stats: Any) -> None:
+    """Let go of what locust's statistics keep of every second, 100 MB in three days; their totals stay."""
+    stats.history.clear()
+    for entry in (stats.total, *stats.entries.values()):
+        entry.num_reqs_per_sec.clear()
+        entry.num_fail_per_sec.clear()
 
 
 def _rate(marks: list[tuple[float, float, float]], column: int) -> float:
