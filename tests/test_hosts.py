@@ -50,13 +50,13 @@ class Ran(NamedTuple):
 class Company:
     """A master and two workers at work."""
 
-    def __init__(self, folder: Path, url: str, *options: object, before: tuple[str, ...] = ()) -> None:
+    def __init__(self, folder: Path, url: str, *options: object, before: tuple[str, ...] = (), count: int = 2) -> None:
         self.place, self.folder = Place(folder), folder
         with socket.create_server(("127.0.0.2", 0)) as server:
             self.address = f"127.0.0.2:{server.getsockname()[1]}"
         led = ("--master", "--workers", 2, "--bind", self.address, "--json", "--out", "runs")
         self.master = self.place.start("loadtest", url, *led, *options)
-        self.workers = [self.worker(before), self.worker(())]
+        self.workers = [self.worker(before if i == 0 else ()) for i in range(count)]
 
     def worker(self, before: tuple[str, ...]) -> Run:
         return self.place.start("loadtest", "--worker", self.address, "--out", "own", before=before)
@@ -111,6 +111,23 @@ def killed_worker(folder: Path) -> Ran:
         return ran._replace(workers=[*ran.workers, late])
 
 
+def left(folder: Path) -> Ran:
+    """Somebody presses Ctrl-C where a worker runs."""
+    with calibration.serving(folder, FAST) as server:
+        company = Company(folder, server.url, "--users", 6, "--warmup", 0, "--duration", "300s").under_way()
+        company.workers[0].signal(signal.SIGINT)
+        return company.over(server.served())
+
+
+def called_off(folder: Path) -> Ran:
+    """One of two workers comes, and then somebody presses Ctrl-C."""
+    with calibration.serving(folder, FAST) as server:
+        company = Company(folder, server.url, "--users", 6, count=1)
+        until(lambda: list(company.folder.glob("own/*/worker-*")) and list(company.folder.glob("runs/*/plan.json")), 90)
+        company.master.signal(signal.SIGINT)
+        return company.over(server.served())
+
+
 def killed_master(folder: Path) -> Ran:
     with calibration.serving(folder, FAST) as server:
         company = Company(folder, server.url, "--users", 6, "--warmup", 0, "--duration", "300s").under_way()
@@ -132,7 +149,7 @@ Runs = dict[str, "Future[Ran]"]
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    jobs = (whole, killed_worker, killed_master, killed_server)
+    jobs = (whole, killed_worker, left, called_off, killed_master, killed_server)
     with ThreadPoolExecutor(len(jobs)) as pool:
         yield {job.__name__: pool.submit(job, tmp_path_factory.mktemp(job.__name__)) for job in jobs}
 
@@ -198,6 +215,20 @@ def test_no_more_workers_are_let_in_than_were_asked_for(runs: Runs) -> None:
     late = runs["killed_worker"].result().workers[2]
     assert late.code != 0
     assert "the load test has all its 2 workers" in late.err
+
+
+def test_a_worker_that_is_ended_is_named_at_once(runs: Runs) -> None:
+    ran = runs["left"].result()
+    assert ran.done.code == 4, ran.done.err
+    assert " left, " in ran.done.document["ended"]["why"]
+    assert ran.done.document["completed"] > 10
+    assert sorted(worker.code for worker in ran.workers) == [0, 130]
+
+
+def test_workers_that_wait_are_told_when_it_comes_to_nothing(runs: Runs) -> None:
+    ran = runs["called_off"].result()
+    assert ran.done.code == 130
+    assert ran.workers[0].code == 5, ran.workers[0].err
 
 
 def test_without_their_master_workers_end_and_keep_every_answer(runs: Runs) -> None:

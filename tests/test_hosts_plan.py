@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stub.runs import answer
 
 from fenno.errors import UsageError
-from fenno.load import client, hosts, job
+from fenno.load import client, hosts, job, words
 from fenno.load import plan as plans
 from fenno.load.client import ClientState, Delay, Window, Worker
 from fenno.load.plan import Plan
@@ -124,3 +124,10 @@ def test_a_run_whose_clocks_are_known_too_badly_for_it_is_invalid(way: dict[str,
         document = job.document(Result(plan(**way), tmp_path, known), Targets())
         assert any("clocks" in reason for reason in document["reasons"]) is not good
         assert [worker["name"] for worker in document["client"]["workers"]] == ["a", "b"]
+
+
+def test_people_read_who_sent_it_and_how_well_the_clocks_are_known() -> None:
+    first = {"name": "a (pid 7)", "offset_ms": -12.5, "uncertainty_ms": 0.1}
+    said = words.hosts([first, {"name": "b (pid 8)", "offset_ms": 0.0, "uncertainty_ms": 0.2}])
+    assert said == "2 workers: a (pid 7), its clock -12.500 ms (within 0.100); b (pid 8), its clock +0.000 ms (within 0.200)"
+    assert words.hosts([]) == ""

@@ -72,7 +72,6 @@ def _lead(environment: Any) -> None:
     folder = Path(os.environ["FENNO_LOAD_FOLDER"])
     if environment.master is not None:
         environment.master.begin()
-        gevent.spawn(environment.master.watch).link_exception(_fail)
     gevent.spawn(_wait_for_all, environment, folder, _plan(folder).processes)
 
 

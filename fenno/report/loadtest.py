@@ -209,6 +209,7 @@ def conditions(run: Stored, document: Document) -> Html:
         ("Seed", str(plan.seed)),
         ("Client", ", ".join(f"{name} {version}" for name, version in client["versions"].items())),
         ("Its lag", f"P95 {client['lag_ms']['p95']:g} ms; requests sent P95 {client['lateness_ms']['p95']:g} ms late"),
+        *([("Hosts", told.hosts(client["workers"]))] if client["workers"] else []),
         ("Records", document["records"]),
     ]
     return section("Conditions", facts(pairs))

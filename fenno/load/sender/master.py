@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -50,8 +49,10 @@ class Master:
         self.runner, self.plan, self.folder = runner, plan, folder
         self._peers: dict[str, Peer] = {}
         self._told = {"stop": False, "everyone": False}
+        self._begun = False
         runner.register_message(KIND, self._take)
         self._guard_door()
+        gevent.spawn(self._watch).link_exception(lambda _: os._exit(70))
 
     def _guard_door(self) -> None:
         """Let no more workers in than the plan has: locust would share the users out anew, in the middle of a run."""
@@ -76,10 +77,10 @@ class Master:
             self._send(peer, "plan", index=index, plan=plans.dump(self.plan), files=files)
         while not all(peer.ready for peer in self._peers.values()):
             gevent.sleep(TICK)
-            self._listen(lambda why, _: self._call_off(why))
         at = monotonic() + LEAD
         for peer in self._peers.values():
             self._send(peer, "start", at=at)
+        self._begun = True
 
     def _call_off(self, why: str) -> NoReturn:
         """End before the beginning."""
@@ -90,24 +91,25 @@ class Master:
             print(why, file=sys.stderr, flush=True)
         os._exit(70)
 
-    def watch(self) -> None:
-        """While traffic runs: what ends it is told to all, and who is lost is told in its state."""
+    def _watch(self) -> None:
+        """What ends the traffic is told to all, and who is lost is put in its state; before the start either ends everything."""
         while True:
             gevent.sleep(TICK)
             if (self.folder / "stop").exists():
-                self._tell("stop")
+                self._tell("stop") if self._begun else self._call_off("it was ended before it began")
             if all((self.folder / f"enough-{index}").exists() for index in range(self.plan.processes)):
                 self._tell("everyone", count=self.plan.processes)
-            self._listen(self._lose)
+            self._listen()
 
-    def _listen(self, gone: Callable[[str, Peer], None]) -> None:
-        """Call `gone` with a sentence and the worker for each that has left, or is silent for too long."""
+    def _listen(self) -> None:
+        """Find who has left, or is silent for too long."""
         for peer in self._peers.values():
             peer.silent += TICK
             left = peer.id not in self.runner.clients
             if (left or peer.silent > PATIENCE) and not peer.lost and not self._over(peer):
                 peer.lost = True
-                gone(f"the worker {peer.name} {'left' if left else f'was not heard of for {PATIENCE} s'}", peer)
+                why = f"the worker {peer.name} {'left' if left else f'was not heard of for {PATIENCE} s'}"
+                self._lose(why, peer) if self._begun else self._call_off(why)
 
     def _over(self, peer: Peer) -> bool:
         state = client.last(self.folder / f"client-{peer.index}.jsonl")
