@@ -3,8 +3,8 @@
 A master and its workers are real processes on loopback addresses. The same Poisson arrivals are sent by one worker and by two, in
 turn, and then twice as many a second by two. What is compared is the client's percentile of the time to the first token minus the
 same percentile of the server's own log of these requests, so that a server that is busier does not count. With `--own-cores` (root)
-each worker has a core before other programs there, as on a host of its own; the server has what one of them leaves of its core.
-Writes results/DATE-hosts.json and .md.
+each worker has a core before other programs there, as on a host of its own; the server has what one of them leaves of its core, and
+the one worker is measured on either. Writes results/DATE-hosts.json and .md.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 from bench import FIXED, host, on_own_cores
 
@@ -35,7 +36,7 @@ PERCENTILES = (50, 95, 99)
 
 @dataclass(frozen=True)
 class Load:
-    """What so many workers measured at a rate: `streams` at a time; `ttft` and `error` by percentile, P95 of `lateness`: in ms."""
+    """What so many workers measured at a rate: `streams` at a time. Times in ms; `lateness` is its P95."""
 
     workers: int
     rate: float
@@ -43,8 +44,8 @@ class Load:
     requests: int
     tokens_per_second: float
     lateness: float
-    ttft: dict[str, float]
-    error: dict[str, float]
+    measured: list[float]  # TTFTs, sorted; by the client, and by the server's log
+    true: list[float]
     lag_p95: float
     cpu: float
     uncertainty_ms: float
@@ -63,9 +64,8 @@ def measure(workers: int, rate: float, seconds: float, warmup: float) -> Load:
             others = [pool.submit(worker.work, bind, folder / f"worker-{i}") for i in range(workers)]
             result = run.run(plan, folder / "run")
             [other.result() for other in others]
-        served = server.served()
-    state = result.state
-    pairs = [(r, served[r.id]) for r in result.records if r.phase == "counted" and r.ok]
+        state, served = result.state, server.served()
+        pairs = [(r, served[r.id]) for r in result.records if r.phase == "counted" and r.ok]
     mine = sorted(r.ttft * 1e3 for r, _ in pairs)
     true = sorted((s.writes[0] - s.received) * 1e3 for _, s in pairs)
     writes = sum((state.start or 0) <= at < (state.end or 0) for s in served.values() for at in s.writes)
@@ -76,17 +76,17 @@ def measure(workers: int, rate: float, seconds: float, warmup: float) -> Load:
         requests=len(pairs),
         tokens_per_second=round(writes / seconds, 1),
         lateness=state.lateness.p95,
-        ttft={f"p{p}": round(percentile(mine, p), 3) for p in PERCENTILES},
-        error={f"p{p}": round(percentile(mine, p) - percentile(true, p), 3) for p in PERCENTILES},
+        measured=mine,
+        true=true,
         lag_p95=state.lag.p95,
         cpu=state.cpu,
         uncertainty_ms=max(each.uncertainty_ms for each in state.workers),
     )
 
 
-def apart() -> Callable[[str], tuple[int, int] | None]:
-    """For `on_own_cores`: the first worker to core 1, the second to core 0, where the server comes after it."""
-    cores = itertools.cycle((1, 0))
+def apart(first: int) -> Callable[[str], tuple[int, int] | None]:
+    """For `on_own_cores`: the first worker to core `first`, the second to the other. On core 0 the server comes after them."""
+    cores = itertools.cycle((first, 1 - first))
 
     def place(line: str) -> tuple[int, int] | None:
         if "fenno.load.calibration" in line:
@@ -100,26 +100,41 @@ def table(loads: list[Load]) -> str:
     head = "workers | requests/s | streams | requests | tokens/s | TTFT P50 / P95 / P99 | client's part | late, P95 | clocks within"
     lines = ["Times in ms.", "", f"| {head} |", "|" + " --- |" * 9]
     for load in loads:
-        ttft, error = (" / ".join(f"{part[f'p{p}']:.2f}" for p in PERCENTILES) for part in (load.ttft, load.error))
+        ttft = " / ".join(f"{percentile(load.measured, p):.2f}" for p in PERCENTILES)
+        error = " / ".join(f"{error_of([load], p):.2f}" for p in PERCENTILES)
         counts = (load.workers, f"{load.rate:g}", load.streams, load.requests, f"{load.tokens_per_second:,.0f}")
         lines.append(f"| {' | '.join(map(str, (*counts, ttft, error, load.lateness, load.uncertainty_ms)))} |")
     return "\n".join(lines)
 
 
-def bars(loads: list[Load], rate: float) -> list[str]:
-    """The medians of each kind against those of one worker."""
+def error_of(loads: list[Load], p: int) -> float:
+    """The client's percentile of all requests of these loads minus the server's, in ms."""
+    mine = sorted(value for load in loads for value in load.measured)
+    true = sorted(value for load in loads for value in load.true)
+    return percentile(mine, p) - percentile(true, p)
 
-    def median(workers: int, of: float, p: int) -> float:
-        return percentile(sorted(load.error[f"p{p}"] for load in loads if (load.workers, load.rate) == (workers, of)), 50)
+
+def bars(loads: list[Load], rate: float) -> list[str]:
+    """All requests of each kind of load against those of one worker."""
+
+    def of_kind(workers: int, of: float) -> list[Load]:
+        return [load for load in loads if (load.workers, load.rate) == (workers, of)]
 
     said = []
     for of, name in ((rate, "the same streams"), (2 * rate, "twice the streams")):
-        apart = {p: median(2, of, p) - median(1, rate, p) for p in PERCENTILES}
-        held = all(abs(apart[p]) <= BAR for p in (50, 95))
-        figures = ", ".join(f"P{p} {value:+.3f} ms" for p, value in apart.items())
+        beyond = {p: error_of(of_kind(2, of), p) - error_of(of_kind(1, rate), p) for p in PERCENTILES}
+        held = all(abs(beyond[p]) <= BAR for p in (50, 95))
+        figures = ", ".join(f"P{p} {value:+.3f} ms" for p, value in beyond.items())
         verdict = "held" if held else "missed"
         said.append(f"two workers with {name}, against one: {figures}; within {BAR} ms at P50 and P95: {verdict}")
     return said
+
+
+def told(load: Load) -> dict[str, Any]:
+    """A load for the file: percentiles in place of every request's."""
+    row = {name: value for name, value in asdict(load).items() if name not in ("measured", "true")}
+    of = {"ttft": lambda p: percentile(load.measured, p), "error": lambda p: error_of([load], p)}
+    return row | {name: {f"p{p}": round(value(p), 3) for p in PERCENTILES} for name, value in of.items()}
 
 
 def main() -> None:
@@ -133,21 +148,21 @@ def main() -> None:
     args = parser.parse_args()
     before, loads = os.getloadavg(), []
     for _ in range(args.repeat):
-        for workers, rate in ((1, args.rate), (2, args.rate), (2, 2 * args.rate)):
-            with on_own_cores(args.own_cores, apart()):
+        for workers, rate, first in ((1, args.rate, 1), (2, args.rate, 1), (1, args.rate, 0), (2, 2 * args.rate, 0)):
+            with on_own_cores(args.own_cores, apart(first)):
                 loads.append(measure(workers, rate, args.seconds, args.warmup))
-            print(loads[-1], flush=True)
-    told = "\n".join(f"- {line}" for line in bars(loads, args.rate))
-    print(f"{table(loads)}\n\n{told}")
+            print(table(loads[-1:]), flush=True)
+    found = "\n".join(f"- {line}" for line in bars(loads, args.rate))
+    print(f"{table(loads)}\n\n{found}")
     if args.no_write:
         return
     now = datetime.now(timezone.utc)
     facts = {"date": now.isoformat(timespec="seconds"), "host": host(), "seconds": args.seconds, "own_cores": args.own_cores}
     facts |= {"load_average_before": before}
     name = Path(__file__).with_name("results") / f"{now:%Y-%m-%d-%H%M}-hosts"
-    name.with_suffix(".json").write_text(json.dumps({**facts, "rows": [asdict(load) for load in loads]}, indent=1) + "\n")
+    name.with_suffix(".json").write_text(json.dumps({**facts, "rows": [told(load) for load in loads]}, indent=1) + "\n")
     shown = "\n".join(f"- {key}: {value}" for key, value in facts.items())
-    name.with_suffix(".md").write_text(f"# Two workers against one\n\n{shown}\n\n{table(loads)}\n\n{told}\n")
+    name.with_suffix(".md").write_text(f"# Two workers against one\n\n{shown}\n\n{table(loads)}\n\n{found}\n")
 
 
 if __name__ == "__main__":
