@@ -19,8 +19,8 @@ import pytest
 from test_fa2 import LLAMA_3_70B, planned
 
 from fenno.errors import BuildError
-from fenno.fa2 import source, stubs, wheel
-from fenno.fa2.lattice import Unit, kernels, units
+from fenno.fa2 import source, stubs, tiles, wheel
+from fenno.fa2.lattice import Tile, Unit, kernels, units
 from fenno.fa2.plan import CXX_FLAGS, NVCC_FLAGS, STUBS_FILE
 from fenno.fa2.releases import RELEASES
 
@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 RELEASE = RELEASES["2.8.3.post2"]
 SMALL = {**LLAMA_3_70B, "hidden_size": 2048, "num_attention_heads": 32}  # heads of 64: the cheapest that models have
 UNIT = Unit("fwd", 64, "bf16", True)
+TILE = Tile(32, 16, 2)  # the article's, with the warps that it leaves room for
 
 
 @pytest.fixture(scope="module")
@@ -78,18 +79,29 @@ def options(folder: Path, extra: Path) -> list[str]:
 def test_the_plan_is_what_the_compilers_make(folder: Path, tmp_path: Path) -> None:
     made, also = planned(SMALL), options(folder, tmp_path / "extra")
     (tmp_path / STUBS_FILE).write_text(stubs.text(made))
+    # The same unit with a tile of its own, and one that chooses among several.
+    (tmp_path / "tile.cu").write_text(tiles.text(UNIT, TILE, tiles.specialised(UNIT)))
+    (tmp_path / "switch.cpp").write_text(tiles.switch(UNIT, (tiles.upstreams(UNIT), TILE)))
     host = ["g++", *made.cxx_flags, "-O0", "-fPIC", *also, "-c"]
+    device = ["nvcc", *made.nvcc_flags, "-Xcompiler", "-fPIC", *also, "-c"]
     commands = {
-        "unit.o": ["nvcc", *made.nvcc_flags, "-Xcompiler", "-fPIC", *also, "-c", str(folder / UNIT.file)],
+        "unit.o": [*device, str(folder / UNIT.file)],
+        "tile.o": [*device, str(tmp_path / "tile.cu")],
+        "switch.o": [*host, str(tmp_path / "switch.cpp")],
         "api.o": [*host, str(folder / "csrc/flash_attn/flash_api.cpp")],
         "stubs.o": [*host, str(tmp_path / STUBS_FILE)],
     }
     running = [subprocess.Popen([*words, "-o", tmp_path / name]) for name, words in commands.items()]
-    assert [child.wait() for child in running] == [0, 0, 0]
+    assert [child.wait() for child in running] == [0] * len(commands)
     listing = {name: symbols(tmp_path / name) for name in commands}
     # The device's unit: as many kernels as planned, fewer than stock, and the one function that the host wants of it.
     assert wheel.kernels(listing["unit.o"]) == len(kernels(UNIT, RELEASE, made.off)) == 3
-    assert defined(listing["unit.o"]) == {stubs.symbol(UNIT, made)}
+    for name in ("unit.o", "tile.o", "switch.o"):
+        assert defined(listing[name]) == {stubs.symbol(UNIT, made)}
+    assert wheel.kernels(listing["tile.o"]) == 3
+    assert "Flash_fwd_kernel_traits<64, 32, 16, 2," in listing["tile.o"]
+    for tile in (tiles.upstreams(UNIT), TILE):
+        assert f" U flash::{tiles.name(UNIT, tile)}(flash::Flash_fwd_params&" in listing["switch.o"]
     # The host's unit wants every function of the release; the stubs and the plan's units define each once.
     wanted, stubbed = set(wheel.undefined(listing["api.o"])), defined(listing["stubs.o"])
     planned_units = {stubs.symbol(unit, made) for unit in made.units}

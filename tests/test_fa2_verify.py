@@ -80,7 +80,7 @@ def test_without_a_gpu_the_import_is_all_that_is_verified_and_that_is_said(tmp_p
 @pytest.mark.parametrize(
     ("step", "says"),
     [
-        ("echo 'ImportError: undefined symbol: x' >&2; exit 1", "does not import under .*: ImportError: undefined symbol: x"),
+        ("echo 'ImportError: undefined symbol: x' >&2; exit 1", "does not run under .*: ImportError: undefined symbol: x"),
         (f"echo '{json.dumps(HEAD)}'; exit 134", "the verification died after the import"),
         (f"echo '{json.dumps(HEAD)}'; echo '{json.dumps(FAILED)}'; exit 134", f"died after {PLAIN}"),
     ],

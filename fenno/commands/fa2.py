@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from fenno.fa2.plan import Plan as FlashPlan
     from fenno.fa2.source import Given
     from fenno.fa2.toolchain import Toolchain
+    from fenno.fa2.trial import Tried
 
 
 def build_fa2(
@@ -30,6 +31,7 @@ def build_fa2(
     source_path: Annotated[Path | None, typer.Option("--source", help="flash-attn's source: its archive, or a folder")] = None,
     git: Annotated[str | None, typer.Option(help="URL@TAG: the source from a git tag")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="on a GPU: outputs against float64, times against torch's")] = False,
+    try_tiles: Annotated[bool, typer.Option("--tiles", help="on a GPU: try other tile sizes, keep what is faster")] = False,
     python: Annotated[str | None, typer.Option(help="the interpreter the wheel is for; default: the one fenno runs under")] = None,
     out: Annotated[Path, typer.Option(help="where sources, objects and wheels are kept")] = Path("fenno-fa2"),
     as_json: JsonOption = False,
@@ -50,13 +52,15 @@ def build_fa2(
     if not as_json:
         for line in plan.lines(made):
             console.say(line)
-    console.result(plan.document(made) if plan_only else built(made, python, given, out.resolve(), verify=verify))
+    if plan_only:
+        return console.result(plan.document(made))
+    return console.result(built(made, python, given, out.resolve(), verify=verify, try_tiles=try_tiles))
 
 
-def built(made: FlashPlan, python: str | None, given: Given, out: Path, *, verify: bool) -> dict[str, Any]:
+def built(made: FlashPlan, python: str | None, given: Given, out: Path, *, verify: bool, try_tiles: bool) -> dict[str, Any]:
     """Build a planned wheel; its document. What nobody would import is not built."""
     from fenno.engine import catalogue
-    from fenno.fa2 import build, plan
+    from fenno.fa2 import build, plan, trial
 
     imports, why = plan.CONSUMERS[made.consumer]
     if not imports:
@@ -65,12 +69,31 @@ def built(made: FlashPlan, python: str | None, given: Given, out: Path, *, verif
         )
     interpreter = catalogue.interpreter(python)
     found = tools(interpreter, made.archs, out)
+    tried = tried_tiles(made, found, interpreter, given, out) if try_tiles else []
+    made = trial.keep(made, tried)
     done = build.build(made, found, interpreter, given, out, console.say)
-    told = build.document(found, done)
-    if verify:
+    told = build.document(found, done) | ({"tiles": trial.document(tried)} if tried else {})
+    if verify or made.tiles:
         told["verified"] = verified(made, done.wheel, interpreter)
     console.say(f"install it: {interpreter} -m pip install --no-deps {done.wheel}")
     return told
+
+
+def tried_tiles(made: FlashPlan, found: Toolchain, interpreter: str, given: Given, out: Path) -> list[Tried]:
+    """Try other tile sizes and show the table. Raises `UsageError` where there is no GPU."""
+    import tempfile
+
+    from fenno import machine
+    from fenno.fa2 import trial
+
+    gpus, note = machine.read_gpus()
+    if not gpus:
+        raise UsageError(f"--tiles measures on a GPU, and there is none here ({note})", "leave it out")
+    with tempfile.TemporaryDirectory(prefix="fenno-tiles-") as folder:
+        tried = trial.run(made, found, interpreter, given, out, Path(folder), console.say)
+    for line in trial.lines(tried):
+        console.say(line)
+    return tried
 
 
 def verified(made: FlashPlan, wheel: Path, interpreter: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from fenno import process
 from fenno.errors import BuildError, DiskError
-from fenno.fa2 import progress, source, stubs, wheel
+from fenno.fa2 import progress, source, stubs, tiles, wheel
 from fenno.fa2.plan import STUBS_FILE, Plan
 from fenno.fa2.source import Given
 from fenno.fa2.toolchain import Toolchain
@@ -56,7 +56,8 @@ def manifest(plan: Plan, found: Toolchain, origin: str) -> dict[str, Any]:
         "backward": False,
         "archs": [f"sm_{arch}" for arch in plan.archs],
         "kernels": plan.kernels,
-        "sources": ["csrc/flash_attn/flash_api.cpp", STUBS_FILE, *(unit.file for unit in plan.units)],
+        "tiles": {tiles.name(unit): [str(tile) for tile in wanted] for unit, wanted in plan.tiles.items()},
+        "sources": ["csrc/flash_attn/flash_api.cpp", STUBS_FILE, *tiles.sources(plan)],
         "cxx_flags": plan.cxx_flags,
         "nvcc_flags": plan.nvcc_flags,
         "built_with": {
@@ -66,9 +67,14 @@ def manifest(plan: Plan, found: Toolchain, origin: str) -> dict[str, Any]:
     }
 
 
+def generated(plan: Plan) -> dict[str, str]:
+    """The files that fenno adds to the source, by their path in it."""
+    return {STUBS_FILE: stubs.text(plan)} | {path: text for path, text in tiles.sources(plan).items() if text is not None}
+
+
 def key(made: dict[str, Any], plan: Plan) -> str:
     """A short name of all that decides about the result: two builds that differ in it never share a folder."""
-    text = "\n".join([json.dumps(made, sort_keys=True), stubs.text(plan), SETUP.read_text(encoding="utf-8")])
+    text = "\n".join([json.dumps(made, sort_keys=True), *generated(plan).values(), SETUP.read_text(encoding="utf-8")])
     return f"{made['version']}+{made['local_version']}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
 
@@ -83,12 +89,12 @@ def environment(found: Toolchain, jobs: int) -> dict[str, str | None]:
 
 
 def prepare(tree: Path, plan: Plan, made: dict[str, Any]) -> None:
-    """Write the stubs and the manifest into the source, if they differ: what is unchanged is not compiled again."""
-    texts = {tree / STUBS_FILE: stubs.text(plan), tree / "flash_attn" / MANIFEST: json.dumps(made, indent=1)}
+    """Write what is generated into the source, if it differs: what is unchanged is not compiled again."""
+    texts = {**generated(plan), f"flash_attn/{MANIFEST}": json.dumps(made, indent=1)}
     with source.writing(tree):
         for path, text in texts.items():
-            if not path.is_file() or path.read_text(encoding="utf-8") != text:
-                process.write(path, text)
+            if not (tree / path).is_file() or (tree / path).read_text(encoding="utf-8") != text:
+                process.write(tree / path, text)
 
 
 def build(plan: Plan, found: Toolchain, python: str, given: Given, out: Path, say: Callable[[str], None]) -> Built:
@@ -142,7 +148,8 @@ def run(
     """Run ninja to its end and say how far it is. Returns seconds of CPU time and those of each unit. Raises the first error."""
     log.unlink(missing_ok=True)
     before = timed(tree)
-    todo = {name: seconds for name, seconds in plan.estimates.items() if name not in before}
+    estimates = tiles.estimates(plan)
+    todo = {name: seconds for name, seconds in estimates.items() if name not in before}
     started, spent, said = time.monotonic(), children_cpu(), (-1, -1.0)
     with process.running(command(python, tree / "dist"), log=log, env=environment(found, plan.jobs), cwd=tree) as child:
         while child.poll() is None:
@@ -150,7 +157,7 @@ def run(
             if (len(done), elapsed // SAY_EVERY) != said:
                 said = (len(done), elapsed // SAY_EVERY)
                 remains = show_duration(progress.left(todo, done, plan.jobs, elapsed))
-                say(f"{len(done)} of {len(plan.estimates)} units after {show_duration(round(elapsed))}, about {remains} left")
+                say(f"{len(done)} of {len(estimates)} units after {show_duration(round(elapsed))}, about {remains} left")
             time.sleep(0.5)
         code = child.wait()
     if code:

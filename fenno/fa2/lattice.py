@@ -37,6 +37,18 @@ class Unit:
         return f"csrc/flash_attn/src/flash_{self.direction}_hdim{self.head}_{self.dtype}_{'causal_' if self.causal else ''}sm80.cu"
 
 
+@dataclass(frozen=True)
+class Tile:
+    """Rows of queries and columns of keys that one block works on, and its warps."""
+
+    rows: int
+    columns: int
+    warps: int
+
+    def __str__(self) -> str:
+        return f"{self.rows}x{self.columns}x{self.warps}"
+
+
 def units(
     heads: Collection[int], dtypes: Collection[Dtype] = DTYPES, directions: Collection[Direction] = get_args(Direction)
 ) -> tuple[Unit, ...]:

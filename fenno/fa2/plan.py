@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any, get_args
 
@@ -13,7 +13,7 @@ import psutil
 
 from fenno import machine
 from fenno.errors import BuildError, UsageError
-from fenno.fa2.lattice import Switch, Unit, kernels
+from fenno.fa2.lattice import Switch, Tile, Unit, kernels
 from fenno.fa2.lattice import units as all_units
 from fenno.fa2.need import Need
 from fenno.fa2.releases import Release
@@ -64,7 +64,9 @@ CONSUMERS: dict[str, tuple[bool, str]] = {
 @dataclass(frozen=True)
 class Plan:
     """`off`: the switches compiled out. `jobs`: compilers side by side. `seconds`: CPU time for all of `archs`, `wall`: seconds at
-    `jobs`, `stock_seconds`: CPU time of the untrimmed release for one architecture. All times are estimates."""
+    `jobs`, `stock_seconds`: CPU time of the untrimmed release for one architecture; all of these are estimates. `tiles`: for units
+    that are not to have upstream's; several of one unit are tried against each other.
+    """
 
     need: Need
     release: Release
@@ -79,6 +81,7 @@ class Plan:
     stock_seconds: float
     wall: float
     consumer: str
+    tiles: Mapping[Unit, tuple[Tile, ...]] = field(default_factory=dict)
 
     @property
     def heads(self) -> tuple[int, ...]:
@@ -93,7 +96,8 @@ class Plan:
     @property
     def local_version(self) -> str:
         """What `pip list` shows behind the version's plus."""
-        return ".".join(["fenno", *self.need.dtypes, *(f"hd{head}" for head in self.heads), *(f"sm{arch}" for arch in self.archs)])
+        sizes = [*(f"hd{head}" for head in self.heads), *(f"sm{arch}" for arch in self.archs)]
+        return ".".join(["fenno", *self.need.dtypes, *sizes, *(["tiles"] if self.tiles else [])])
 
     @property
     def cxx_flags(self) -> list[str]:

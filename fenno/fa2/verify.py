@@ -23,6 +23,7 @@ TIMEOUT = 900.0
 # As upstream's own tests: at most so many times the error that plain torch makes in the same dtype.
 MARGIN = 3.0
 SMALL = 1e-5
+DIED = "run it again; CUDA_LAUNCH_BLOCKING=1 names the place"
 CAP, WINDOW = 30.0, 256
 NOTABLE = 50.0  # microseconds: what is shorter is measured and not judged
 
@@ -163,26 +164,35 @@ def unpack(wheel: Path, folder: Path) -> Path:
 def run(plan: Plan, wheel: Path, python: str, folder: Path) -> dict[str, Any]:
     """Verify a wheel; its summary. `folder`: an empty one for this. Raises `BuildError` when it cannot be imported or dies."""
     library = unpack(wheel, folder / "wheel")
-    asked = {"cases": cases(plan), "refused": refused(plan)}
-    results = _ask(python, "verify.py", asked, folder / "wheel")
-    if not results or results[-1].get("done") is not True:
-        last = Case(**results[-1]["case"]) if results and "case" in results[-1] else "the import"
-        raise BuildError(f"the verification died after {last}", "run it again; CUDA_LAUNCH_BLOCKING=1 names the place")
+    results = compare(python, folder / "wheel", cases(plan), refused(plan))
     timed = time_shapes(python, {"fenno": library}, shapes(plan)) if results[0]["gpu"] else []
     return summary(results, timed)
 
 
-def time_shapes(python: str, libraries: Mapping[str, Path], wanted: Sequence[Case]) -> list[dict[str, Any]]:
+def compare(
+    python: str, unpacked: Path, wanted: Sequence[Case], refused: Sequence[Case] = (), variants: Sequence[Mapping[str, str]] = ({},)
+) -> list[dict[str, Any]]:
+    """Call an unpacked wheel; what `inside/verify.py` says of each call. Raises `BuildError` when it dies."""
+    results = _ask(python, "verify.py", {"cases": wanted, "refused": refused, "variants": variants}, unpacked)
+    if results[-1].get("done") is not True:
+        last = Case(**results[-1]["case"]) if "case" in results[-1] else "the import"
+        raise BuildError(f"the verification died after {last}", DIED)
+    return results
+
+
+def time_shapes(
+    python: str, libraries: Mapping[str, Path], wanted: Sequence[Case], variants: Mapping[str, Mapping[str, str]] | None = None
+) -> list[dict[str, Any]]:
     """Time calls of several libraries against each other and torch's own attention. Raises `BuildError` when it dies."""
-    asked = {"libraries": {name: str(path) for name, path in libraries.items()}, "shapes": wanted}
+    asked = {"libraries": {name: str(path) for name, path in libraries.items()}, "shapes": wanted, "variants": variants or {}}
     results = _ask(python, "bench.py", asked, None)
-    if not results or results[-1].get("done") is not True:
-        raise BuildError("the timing died", "run it again; CUDA_LAUNCH_BLOCKING=1 names the place")
+    if results[-1].get("done") is not True:
+        raise BuildError("the timing died", DIED)
     return results[:-1]
 
 
 def _ask(python: str, script: str, asked: Mapping[str, Any], path: Path | None) -> list[dict[str, Any]]:
-    """The lines that a script prints. Raises `BuildError` with its last line when there is none."""
+    """The lines that a script prints. Raises `BuildError` with the last line of its errors when there is none."""
     text = json.dumps(asked, default=asdict)
     before = process.environment(None).get("PYTHONPATH")
     env = {"PYTHONPATH": ":".join(filter(None, [str(path), before]))} if path else {}
@@ -190,5 +200,5 @@ def _ask(python: str, script: str, asked: Mapping[str, Any], path: Path | None) 
     found: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if not found:
         last = (done.stderr.strip() or "it printed nothing").splitlines()[-1]
-        raise BuildError(f"the wheel does not import under {python}: {last}", "is this the interpreter it was built for?")
+        raise BuildError(f"the wheel does not run under {python}: {last}", "is this the interpreter it was built for?")
     return found

@@ -1,12 +1,14 @@
 """Times attention calls of several builds of flash_attn, and torch's own, by interleaved replays of CUDA graphs.
 
-Standard input: {"libraries": {name: path of flash_attn_2_cuda*.so}, "shapes": [`verify.Case`, …]}. Prints one line of JSON with the
-cost of first calls and of launches, one for each shape, and {"done": true}.
+Standard input: {"libraries": {name: path of flash_attn_2_cuda*.so}, "variants": {name: variables of the environment that its calls
+see}, "shapes": [`verify.Case`, …]}. Prints one line of JSON with the cost of first calls and of launches, one for each shape, and
+{"done": true}.
 """
 
 import importlib.util
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -51,6 +53,16 @@ def flash(module: ModuleType, case: dict[str, Any], q: Any, k: Any, v: Any, fill
         return lambda: module.fwd(q, k, v, None, None, 0.0, scale, *mask, False, None)
     nothing = (None,) * 2, (None,) * 7  # no new keys and values; no rotary, index, padding, pages, slopes, output
     return lambda: module.fwd_kvcache(q, k, v, *nothing[0], filled, *nothing[1], scale, *mask, True, 0)
+
+
+def under(variables: dict[str, str], call: Call) -> Call:
+    """A call that sees these variables of the environment; a graph sees them when it is captured."""
+
+    def made() -> Any:
+        os.environ.update(variables)
+        return call()
+
+    return made if variables else call
 
 
 def sdpa(case: dict[str, Any], q: Any, k: Any, v: Any) -> Call:
@@ -121,16 +133,17 @@ def say(row: dict[str, Any]) -> None:
 def main() -> None:
     asked = json.load(sys.stdin)
     modules = {name: load(name, path) for name, path in asked["libraries"].items()}
+    variants = asked["variants"]
     assert len({id(module) for module in modules.values()}) == len(modules), "one build was loaded twice"
     small = min(asked["shapes"], key=lambda case: case["batch"] * case["queries"] * case["keys"])
     made = tensors(small)
-    calls = {name: flash(module, small, *made) for name, module in modules.items()}
+    calls = {name: under(variants.get(name, {}), flash(module, small, *made)) for name, module in modules.items()}
     torch.cuda.synchronize()
     first = {name: seconds(call) * 1000 for name, call in calls.items()}
     say({"first_call_ms": first, "launch_us": {name: launch(call) for name, call in calls.items()}})
     for case in asked["shapes"]:
         made = tensors(case)
-        calls = {name: flash(module, case, *made) for name, module in modules.items()}
+        calls = {name: under(variants.get(name, {}), flash(module, case, *made)) for name, module in modules.items()}
         say({"shape": case, "times": replayed({**calls, "sdpa": sdpa(case, *made[:3])})})
     say({"done": True})
 

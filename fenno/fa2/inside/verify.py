@@ -1,10 +1,13 @@
 """Calls flash_attn and compares its outputs with attention in float64. Runs under the interpreter that the wheel is for.
 
-Standard input: {"cases": […], "refused": […]} of `verify.Case`; one line of JSON for each, the last is {"done": true}.
+Standard input: {"cases": […], "refused": […], "variants": […]} of `verify.Case`, and of variables of the environment with which all
+cases are called again. One line of JSON for each, the last is {"done": true}.
 """
 
+import itertools
 import json
 import math
+import os
 import sys
 from typing import Any
 
@@ -47,8 +50,8 @@ def tensors(case: dict[str, Any]) -> Tensors:
     torch.manual_seed(0)
     rest = {"device": DEVICE, "dtype": DTYPES[case["dtype"]]}
     batch, queries, keys, d = case["batch"], case["queries"], case["keys"], case["head_dim"]
-    even = case["kind"] == "whole"
-    key_lengths = [keys] * batch if even else lengths(batch, keys, queries)
+    uneven = lengths(batch, keys, 1 if case["kind"] == "uneven" else queries)
+    key_lengths = [keys] * batch if case["kind"] == "whole" else uneven
     return {
         "q": torch.randn(batch, queries, case["heads"], d, **rest),
         "k": torch.randn(batch, keys, case["kv_heads"], d, **rest),
@@ -136,11 +139,12 @@ def main() -> None:
     there = torch.cuda.is_available()
     name = torch.cuda.get_device_name() if there else None
     say({"gpu": name, "torch": torch.__version__, "flash_attn": flash_attn.__file__})
-    for case in asked["cases"] if there else []:
+    for variant, case in itertools.product(asked["variants"], asked["cases"]) if there else []:
+        os.environ.update(variant)
         try:
-            say({"case": case, **compare(case)})
+            say({"case": case, "variant": variant, **compare(case)})
         except RuntimeError as error:
-            say({"case": case, "failed": str(error).splitlines()[0]})
+            say({"case": case, "variant": variant, "failed": str(error).splitlines()[0]})
     for case in asked["refused"] if there else []:
         try:
             answer(case, tensors(case))

@@ -1,0 +1,133 @@
+"""Other tile sizes: what the kernels' layout allows, the code that has them, and when one is kept."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fa2_made import WHOLE, tree
+from test_fa2 import GEMMA_2, GROK_2, LLAMA_3_70B, planned
+from test_fa2_build import answering, words
+
+from fenno import machine
+from fenno.errors import UsageError
+from fenno.fa2 import build, tiles, trial, verify
+from fenno.fa2.lattice import Tile, Unit
+
+PROMPTS = Unit("fwd", 128, "bf16", True)
+STOCK = Tile(128, 64, 4)
+
+
+@pytest.mark.parametrize("head", [64, 128, 256])
+@pytest.mark.parametrize("direction", ["fwd", "fwd_split"])
+def test_upstreams_own_tiles_are_possible_and_every_warp_takes_whole_rows(direction: Any, head: int) -> None:
+    found = tiles.possible(direction, head, "90")
+    assert {tiles.upstreams(Unit(direction, head, "bf16", causal)) for causal in (False, True)} <= set(found)
+    assert all(tile.rows % (16 * tile.warps) == 0 for tile in found)
+    # Rows and columns of the article, 32 x 16: with two warps, never with four.
+    assert (Tile(32, 16, 2) in found) == (direction == "fwd")
+    assert not [tile for tile in found if tile.rows == 32 and tile.warps > 2]
+
+
+def test_a_gpu_with_less_shared_memory_has_fewer_tiles() -> None:
+    assert set(tiles.possible("fwd", 128, "120")) < set(tiles.possible("fwd", 128, "80"))
+
+
+def test_an_experiment_is_one_library_with_every_tile_of_three_units() -> None:
+    made = tiles.experiment(planned(LLAMA_3_70B, archs=("90",)))
+    files = tiles.sources(made)
+    upstreams = [name for name, text in files.items() if text is None]
+    assert sum(name.endswith(".cpp") for name in files) == len(made.tiles) == 3
+    assert sum(name.endswith(".cu") for name in files) == sum(map(len, made.tiles.values())) + 1
+    assert upstreams == ["csrc/flash_attn/src/flash_fwd_split_hdim128_bf16_causal_sm80.cu"]
+    assert set(tiles.estimates(made)) == {Path(name).stem for name in files if name.endswith(".cu")} | {"flash_api", "fenno_stubs"}
+    with pytest.raises(UsageError, match="measures one architecture"):
+        tiles.experiment(planned(LLAMA_3_70B, archs=("80", "90")))
+    with pytest.raises(UsageError, match=r"flash-attn 2\.8 and later"):
+        tiles.experiment(planned(LLAMA_3_70B, version="2.7.4.post1"))
+
+
+def test_a_library_with_many_tiles_takes_the_one_it_is_told_and_upstreams_otherwise() -> None:
+    text = tiles.switch(PROMPTS, (STOCK, Tile(64, 64, 4)))
+    assert text.count("void flash_fwd_hdim128_bf16_causal_64x64x4(Flash_fwd_params &params, cudaStream_t stream);") == 1
+    assert 'std::getenv("FENNO_TILE_FWD_CAUSAL")' in text
+    assert 'tile = "128x64x4";' in text
+    assert "template<> void run_mha_fwd_<cutlass::bfloat16_t, 128, true>(" in text
+    names = {tiles.variable(unit) for unit in tiles.experiment(planned(GROK_2, archs=("90",))).tiles}
+    assert names == {"FENNO_TILE_FWD_CAUSAL", "FENNO_TILE_FWD", "FENNO_TILE_FWD_SPLIT"}
+
+
+def test_a_kept_tile_is_a_unit_of_its_own_in_another_wheel() -> None:
+    plan = planned(LLAMA_3_70B, archs=("90",))
+    made = tiles.with_tiles(plan, {PROMPTS: (Tile(64, 64, 4),)})
+    files = tiles.sources(made)
+    name = "csrc/flash_attn/src/fenno_flash_fwd_hdim128_bf16_causal_64x64x4.cu"
+    assert list(files) == [name if unit == PROMPTS else unit.file for unit in plan.units]
+    assert "Flash_fwd_kernel_traits<128, 64, 64, 4, false, false, cutlass::bfloat16_t>, false, true>" in str(files[name])
+    assert (plan.kernels, made.kernels) == (38, 35), "upstream's unit holds two tiles, three kernels each"
+    assert made.local_version == "fenno.bf16.hd128.sm90.tiles"
+    manifests = [build.manifest(each, WHOLE, "x") for each in (plan, made)]
+    assert build.key(manifests[0], plan) != build.key(manifests[1], made)
+    assert name in manifests[1]["sources"]
+
+
+def test_generated_units_are_written_into_the_source(tmp_path: Path) -> None:
+    made = tiles.with_tiles(planned(LLAMA_3_70B, archs=("90",)), {PROMPTS: (Tile(64, 64, 4),)})
+    build.prepare(tree(tmp_path / "made"), made, build.manifest(made, WHOLE, "x"))
+    written = [path for path, text in tiles.sources(made).items() if text]
+    assert [(tmp_path / "made" / path).is_file() for path in written] == [True]
+
+
+def row(**medians: float) -> dict[str, Any]:
+    """A shape's times, each with quartiles one microsecond away."""
+    times = {name.removeprefix("t"): {"low": m - 1, "median": m, "high": m + 1} for name, m in medians.items()}
+    return {"shape": asdict(verify.shapes(planned(LLAMA_3_70B))[0]), "times": times}
+
+
+@pytest.mark.parametrize(
+    ("rows", "kept"),
+    [
+        ([row(t128x64x4=100, t64x64x4=90, sdpa=80)], Tile(64, 64, 4)),
+        ([row(t128x64x4=100, t64x64x4=99)], None),
+        ([row(t128x64x4=100, t64x64x4=90), row(t128x64x4=100, t64x64x4=110)], None),
+        ([row(t128x64x4=100, t64x64x4=90), row(t128x64x4=100, t64x64x4=101)], Tile(64, 64, 4)),
+        ([row(t128x64x4=100, t64x64x4=90, t128x32x4=85), row(t128x64x4=100, t64x64x4=90, t128x32x4=99)], Tile(64, 64, 4)),
+        ([], None),
+    ],
+)
+def test_a_tile_is_kept_when_it_is_faster_beyond_noise_somewhere_and_slower_nowhere(rows: Any, kept: Tile | None) -> None:
+    assert tiles.kept(rows, STOCK) == kept
+
+
+def test_the_table_tells_every_time_beside_upstreams_and_what_failed() -> None:
+    tried = [trial.Tried(PROMPTS, STOCK, {"64x32x4": "wrong by 3"}, [row(t128x64x4=100, t64x64x4=90)], Tile(64, 64, 4))]
+    told = trial.lines(tried)
+    assert told[0] == "flash_fwd_hdim128_bf16_causal: upstream's 128x64x4, kept 64x64x4"
+    assert told[1] == "  64x32x4: wrong by 3"
+    assert re.fullmatch(r" +64x64x4 +90\.0 us \(89\.0 to 91\.0\), 0\.900 of upstream's", told[-1])
+    assert trial.document(tried)[0]["kept"] == "64x64x4"
+    plan = planned(LLAMA_3_70B, archs=("90",))
+    assert trial.keep(plan, tried).tiles == {PROMPTS: (Tile(64, 64, 4),)}
+    assert trial.keep(plan, []) is plan
+
+
+def test_each_units_tiles_are_timed_and_checked_on_the_calls_that_run_in_it() -> None:
+    plan = planned(GEMMA_2, archs=("90",))
+    for unit in tiles.experiment(plan).tiles:
+        assert trial.shapes(unit, plan)
+        assert trial.checks(unit, plan)
+    assert {case.causal for case in trial.checks(PROMPTS, planned(GROK_2))} == {True}
+
+
+def test_without_a_gpu_no_tile_is_built(tmp_path: Path) -> None:
+    if machine.read_gpus()[0]:
+        pytest.skip("there is a GPU here")
+    tree(tmp_path / "made")
+    done = subprocess.run(words(tmp_path, answering(tmp_path, "exit 1"), "--tiles"), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "--tiles measures on a GPU, and there is none here" in done.stderr
+    assert not (tmp_path / "out").exists()
