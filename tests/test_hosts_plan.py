@@ -70,6 +70,13 @@ def test_a_worker_uses_its_own_copies_of_the_files_and_its_own_key(tmp_path: Pat
     assert found.url == "http://10.0.0.1:8000"
 
 
+@pytest.mark.parametrize("name", ["../prompts.jsonl", "/etc/passwd", "prompts.d/x", "records-1.jsonl", ""])
+def test_a_master_cannot_write_elsewhere_on_a_workers_disk(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="sends a file called"):
+        hosts.keep({name: b"x"}, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_worker_without_the_key_or_a_header_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="sends an API key"):
         hosts.mine(plans.dump(plan(api_key_env="KEY")), tmp_path, [], None, "h")

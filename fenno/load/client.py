@@ -96,7 +96,7 @@ class Delays:
 @dataclass(frozen=True, kw_only=True)
 class Worker:
     """A client process on a host of its own: how far its clock is ahead of the run's, and within what that is known, at the worst
-    moment of the window. Its stamps are on the run's clock already."""
+    moment of the run. Its stamps are on the run's clock already."""
 
     name: str
     offset_ms: float = 0.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
@@ -36,6 +36,14 @@ def given(plan: Plan) -> dict[str, Path]:
     """The files that a plan speaks of, by the name that a worker gives its copy."""
     named = {"prompts": plan.workload.prompts, "trace": plan.workload.trace, "ca_file": plan.ca_file}
     return {f"{name}{Path(path).suffix}": Path(path) for name, path in named.items() if path}
+
+
+def keep(files: Mapping[str, bytes], folder: Path) -> None:
+    """Write the copies into a worker's folder. Raises `UsageError` for a name that no plan gives, `OSError`."""
+    for name, content in files.items():
+        if not re.fullmatch(r"(prompts|trace|ca_file)(\.\w+)?", name):
+            raise UsageError(f"the master sends a file called {name!r}", "is it one that you know?")
+        (folder / name).write_bytes(content)
 
 
 def mine(text: str, folder: Path, headers: Sequence[str], key: str | None, host: str) -> Plan:

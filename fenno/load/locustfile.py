@@ -53,7 +53,7 @@ def _begin(environment: Any, **_: Any) -> None:
     except OSError as error:
         give_up(error)
     if me:
-        me.traffic = traffic
+        me.begin(traffic)
     events.quitting.add_listener(lambda **_: recorder.spool.flush(wait=True))
     for job in (traffic.prepare, recorder.run, conductor.probe, conductor.run):
         gevent.spawn(job).link_exception(_fail)

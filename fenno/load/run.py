@@ -66,7 +66,8 @@ class LoadRun:
         most = START if self.plan.bind is None else GATHER
         if not self._began and time.monotonic() - self._started > most:
             self._child.stop()
-            raise LoadError(f"the load client did not start within {most:g} s", f"see {self._child.log}")
+            who = "the load client" if self.plan.bind is None else f"a load client with {self.plan.processes} workers"
+            raise LoadError(f"{who} did not start within {most:g} s", f"see {self._child.log}")
         return False
 
     def records(self) -> list[Record]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 import sys
@@ -56,6 +57,10 @@ class Worker:
         """When traffic starts, on this host's clock."""
         return self.at + self.offset.seconds
 
+    def begin(self, traffic: Traffic) -> None:
+        """Have this traffic follow the master's clock from now on."""
+        self.traffic, self._worst = traffic, self.offset.uncertainty
+
     def state(self) -> client.Worker:
         """Who this is, and how well its clock is known."""
         found, worst = round(self.offset.seconds * 1e3, 3), round(self._worst * 1e3, 3)
@@ -89,8 +94,7 @@ class Worker:
     def _prepare(self, data: dict[str, Any]) -> None:
         """Keep the plan as this host can follow it, and say whether it can."""
         try:
-            for name, content in data["files"].items():
-                (self.folder / name).write_bytes(content)
+            hosts.keep(data["files"], self.folder)
             plan = hosts.mine(data["plan"], self.folder, **self.told)
             (self.folder / "plan.json").write_text(plans.dump(plan), encoding="utf-8")
             endpoint.check(plan)
@@ -98,7 +102,7 @@ class Worker:
             self._send("unfit", why=str(error))
             gevent.sleep(1.0)  # the message leaves in zmq's own thread
             _end(str(error))
-        while not self._trips:
+        while math.isinf(self.offset.uncertainty):
             gevent.sleep(TICK)
         self.index = data["index"]
         self._send("ready")
@@ -113,8 +117,7 @@ class Worker:
             self.offset = clock.offset(self._trips)
             if self.traffic is not None:
                 self.traffic.keep(self.offset.seconds)
-                if self.traffic.window.now(monotonic()) == "counted":
-                    self._worst = max(self._worst, self.offset.uncertainty)
+                self._worst = max(self._worst, self.offset.uncertainty)
             gevent.sleep(1.0)
             self._silent += 1
             if self._silent > PATIENCE:
