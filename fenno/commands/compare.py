@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from fenno import console, units
 from fenno.commands.given import check_prompts, choose, parse
 
 if TYPE_CHECKING:
+    from fenno.compare.run import Arm
     from fenno.recipe import Recipe
 
 
@@ -39,19 +41,11 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="the JSON document alone, no table")] = False,
 ) -> None:
     """Say whether B (and C) differ from A: interleaved blocks of the same traffic, tested pair by pair."""
-    from fenno import recipe
     from fenno.compare import run
     from fenno.load import job
 
     target, equivalent = parse(units.share, target_availability), units.share(margin, or_zero=True)
-    authority = str(ca_file.resolve()) if ca_file else None
-
-    def recipe_of(name: str) -> Recipe:
-        if "://" not in name:
-            return recipe.load(choose(name))
-        return job.of_url(name, model, endpoint, api_key_env).with_engine(ca_file=authority)
-
-    arms = run.chosen(names, recipe_of)
+    arms = run.chosen(names, reader(model, endpoint, api_key_env, ca_file))
     folder = None
     if arms[0].recipe is None:
         found = run.from_disk(arms)
@@ -69,12 +63,32 @@ def compare(
             headers=header or (),
             extra_body=extra_body,
         )
-        check_prompts(plan.workload.prompts)
-        if plan.workload.prompts and any(a.recipe and a.recipe.engine.url for a in arms):
-            console.say("mind: prompts from a file are the same for all: one server's arms share its prefix cache", style="yellow")
+        check_shared(plan.workload.prompts, arms)
         folder = out / time.strftime("%Y%m%d-%H%M%S")
         found = run.live(arms, plan, rounds, folder, console.say)
     raise typer.Exit(tell(run.document(found, arms, target, folder, equivalent), junit, table=not as_json))
+
+
+def reader(model: str | None, endpoint: str, api_key_env: str | None, ca_file: Path | None) -> Callable[[str], Recipe]:
+    """name -> Recipe: of a URL with these, or one that is named."""
+    from fenno import recipe
+    from fenno.load import job
+
+    authority = str(ca_file.resolve()) if ca_file else None
+
+    def recipe_of(name: str) -> Recipe:
+        if "://" not in name:
+            return recipe.load(choose(name))
+        return job.of_url(name, model, endpoint, api_key_env).with_engine(ca_file=authority)
+
+    return recipe_of
+
+
+def check_shared(prompts: str | None, arms: Sequence[Arm]) -> None:
+    """Say what prompts from a file mean for servers that run already. Raises `UsageError` for a file that cannot be read."""
+    check_prompts(prompts)
+    if prompts and any(a.recipe and a.recipe.engine.url for a in arms):
+        console.say("mind: prompts from a file are the same for all: one server's arms share its prefix cache", style="yellow")
 
 
 def tell(document: dict[str, Any], junit: Path | None, *, table: bool) -> int:

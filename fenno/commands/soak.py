@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from fenno import console, units
-from fenno.commands.compare import tell
-from fenno.commands.given import check_prompts, choose, parse
+from fenno.commands.compare import check_shared, reader, tell
+from fenno.commands.given import parse
 from fenno.errors import UsageError
 
 
@@ -27,22 +27,22 @@ def soak(
     prompts: Annotated[str | None, typer.Option(help="real prompts: ShareGPT JSON or OpenAI batch JSONL")] = None,
     model: Annotated[str | None, typer.Option(help="the model's name at a URL; default: the first it lists")] = None,
     endpoint: Annotated[str, typer.Option(help="at a URL: completions or chat")] = "completions",
+    header: Annotated[list[str] | None, typer.Option(help="'Name: value', as often as needed")] = None,
     api_key_env: Annotated[str | None, typer.Option(help="the variable that holds the API key of a URL")] = None,
+    extra_body: Annotated[str | None, typer.Option(help="a JSON object laid over every request")] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="the certificate authority of https URLs")] = None,
     processes: Annotated[int, typer.Option(help="client processes")] = 1,
     junit: Annotated[Path | None, typer.Option(help="write JUnit's XML there")] = None,
     out: Annotated[Path, typer.Option(help="where raw records are kept")] = Path("fenno-soaks"),
     as_json: Annotated[bool, typer.Option("--json", help="the JSON document alone, no table")] = False,
 ) -> None:
     """Compare recipes over days, in turn; the same command again goes on where it was ended."""
-    from fenno import recipe
     from fenno.compare import run
     from fenno.compare import soak as soaks
     from fenno.load import job
 
     target, equivalent = parse(units.share, target_availability), units.share(margin, or_zero=True)
-    arms = run.chosen(
-        names, lambda name: job.of_url(name, model, endpoint, api_key_env) if "://" in name else recipe.load(choose(name)), least=1
-    )
+    arms = run.chosen(names, reader(model, endpoint, api_key_env, ca_file), least=1)
     if arms[0].recipe is None:
         raise UsageError(f"{names[0]} is a load test that is over", "compare such with `fenno compare`")
     plan = job.plan(
@@ -55,8 +55,10 @@ def soak(
         timeout=parse(units.duration, timeout),
         prompts=prompts,
         processes=processes,
+        headers=header or (),
+        extra_body=extra_body,
     )
-    check_prompts(plan.workload.prompts)
+    check_shared(plan.workload.prompts, arms)
     folder = soaks.folder_of(arms, plan, blocks, out)
 
     def told(found: run.Blocks) -> dict[str, object]:
