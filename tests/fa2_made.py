@@ -57,3 +57,12 @@ def wheel_of(folder: Path, code: str) -> str:
     with zipfile.ZipFile(folder / "x.whl", "w") as made:
         made.write(library, library.name)
     return f"mkdir -p dist && cp {folder / 'x.whl'} dist/"
+
+
+# A library with machine code for one architecture and nothing else: one fat binary of one empty image, as nvcc lays it out.
+def code_for(arch: int) -> str:
+    return f"""
+extern const unsigned char code[] __attribute__((section(".nv_fatbin"), used)) = {{
+    0x50,0xed,0x55,0xba, 1,0, 16,0, 32,0,0,0,0,0,0,0,
+    2,0, 1,1, 32,0,0,0, 0,0,0,0,0,0,0,0, 0,0,0,0,0,0,0,0, 0,0,0,0, {arch},0,0,0 }};
+"""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fa2_made import RELEASE, WHOLE, stand_in, tree, wheel_of
+from fa2_made import RELEASE, WHOLE, code_for, stand_in, tree, wheel_of
 from stub.waiting import until
 from test_fa2 import GROK_2, LLAMA_3_70B, planned
 
@@ -116,12 +116,12 @@ def test_the_manifest_says_what_doctor_reads_and_what_is_compiled() -> None:
     assert (made["softcap"], made["alibi"], made["head_dims"], made["dtypes"]) == (True, False, [128], ["bf16"])
     assert (made["kernels"], made["source"]) == (62, f"released archive, sha256 {RELEASE.sha256}")
     assert made["sources"] == [
-        "csrc/flash_attn/flash_api.cpp",
-        "fenno_stubs.cpp",
-        "csrc/flash_attn/src/flash_fwd_hdim128_bf16_sm80.cu",
-        "csrc/flash_attn/src/flash_fwd_hdim128_bf16_causal_sm80.cu",
         "csrc/flash_attn/src/flash_fwd_split_hdim128_bf16_sm80.cu",
         "csrc/flash_attn/src/flash_fwd_split_hdim128_bf16_causal_sm80.cu",
+        "csrc/flash_attn/src/flash_fwd_hdim128_bf16_sm80.cu",
+        "csrc/flash_attn/src/flash_fwd_hdim128_bf16_causal_sm80.cu",
+        "csrc/flash_attn/flash_api.cpp",
+        "fenno_stubs.cpp",
     ]
 
 
@@ -242,12 +242,7 @@ def test_a_library_that_is_whole_becomes_a_wheel_that_is_found_again(tmp_path: P
         built(tmp_path, python)
 
 
-# A library with machine code for sm_80 and nothing else: one fat binary of one empty image, as nvcc lays it out.
-SM80 = """
-extern const unsigned char code[] __attribute__((section(".nv_fatbin"), used)) = {
-    0x50,0xed,0x55,0xba, 1,0, 16,0, 32,0,0,0,0,0,0,0,
-    2,0, 1,1, 32,0,0,0, 0,0,0,0,0,0,0,0, 0,0,0,0,0,0,0,0, 0,0,0,0, 80,0,0,0 };
-"""
+SM80 = code_for(80)
 LACKING = SM80 + "template<class T, int D, bool C> void run_mha_fwd_(T); void x() { run_mha_fwd_<int, 64, true>(0); }"
 OF_ANOTHER_TORCH = SM80 + "namespace c10 { void of_another(int); } void x() { c10::of_another(0); }"
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fa2_made import WHOLE, tree
+from fa2_made import WHOLE, code_for, stand_in, tree, wheel_of
 from test_fa2 import GEMMA_2, GROK_2, LLAMA_3_70B, planned
-from test_fa2_build import answering, words
+from test_fa2_build import answering, needs_compiler, words
 
 from fenno import machine
 from fenno.errors import UsageError
 from fenno.fa2 import build, tiles, trial, verify
 from fenno.fa2.lattice import Tile, Unit
+from fenno.fa2.source import Given
 
 PROMPTS = Unit("fwd", 128, "bf16", True)
 STOCK = Tile(128, 64, 4)
@@ -73,6 +75,7 @@ def test_a_kept_tile_is_a_unit_of_its_own_in_another_wheel() -> None:
     manifests = [build.manifest(each, WHOLE, "x") for each in (plan, made)]
     assert build.key(manifests[0], plan) != build.key(manifests[1], made)
     assert name in manifests[1]["sources"]
+    assert set(build.files(made)) == {*files, "csrc/flash_attn/flash_api.cpp", "fenno_stubs.cpp"}
 
 
 def test_generated_units_are_written_into_the_source(tmp_path: Path) -> None:
@@ -131,3 +134,42 @@ def test_without_a_gpu_no_tile_is_built(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "--tiles measures on a GPU, and there is none here" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+# In place of the interpreter: builds a wheel, finds one tile wrong, and times the others by their rows, more rows being faster.
+ANSWERS = """
+import json, sys
+asked = json.load(sys.stdin)
+if "verify.py" in sys.argv[1]:
+    print(json.dumps({"gpu": "a GPU", "torch": "x", "flash_attn": "x"}))
+    for variant in asked["variants"]:
+        for case in asked["cases"]:
+            error = 9.0 if "64x16x2" in variant.values() else 0.001
+            print(json.dumps({"case": case, "variant": variant, "error": error, "plain": 0.001}))
+else:
+    assert all(len(variant) == 1 and set(variant.values()) == {name} for name, variant in asked["variants"].items())
+    print(json.dumps({"first_call_ms": {}, "launch_us": {}}))
+    for case in asked["shapes"]:
+        times = {name: 1000.0 / int(name.split("x")[0]) for name in asked["libraries"]}
+        print(json.dumps({"shape": case, "times": {n: {"low": t - 0.1, "median": t, "high": t + 0.1} for n, t in times.items()}}))
+print(json.dumps({"done": True}))
+"""
+
+
+@needs_compiler
+def test_an_experiment_builds_once_checks_times_and_keeps_what_is_faster(tmp_path: Path) -> None:
+    tree(tmp_path / "made")
+    (tmp_path / "answers.py").write_text(ANSWERS)
+    step = f'*/setup.py) {wheel_of(tmp_path, code_for(90))};; *) exec {sys.executable} {tmp_path}/answers.py "$1";;'
+    python, said = stand_in(tmp_path / "python", f'case "$1" in {step} esac'), list[str]()
+    plan, out = planned(LLAMA_3_70B, archs=("90",)), tmp_path / "out"
+    (tmp_path / "empty").mkdir()
+    tried = trial.run(plan, WHOLE, python, Given(tmp_path / "made"), out, tmp_path / "empty", said.append, 1)
+    assert [tiles.name(each.unit) for each in tried] == [
+        *["flash_fwd_hdim128_bf16_causal", "flash_fwd_hdim128_bf16", "flash_fwd_split_hdim128_bf16"]
+    ]
+    assert [each.kept and each.kept.rows for each in tried] == [256, 256, 128]
+    assert [list(each.wrong) for each in tried] == [["64x16x2"], ["64x16x2"], []]
+    assert "64x16x2" not in tried[0].rows[0]["times"]
+    assert said[0].startswith("52 tiles in one library, for 3 units")
+    assert len(list(out.glob("*/*.whl"))) == 1

@@ -18,5 +18,5 @@ platforms=$(for n in 39 38 37 36 35 34 33 32 31 28 27 26 24 17 12 5; do printf -
 "$python" -m pip download -q --disable-pip-version-check --no-deps --only-binary=:all: --python-version 3.12 --implementation cp --abi cp312 \
   --abi abi3 --abi none $platforms --platform manylinux2014_x86_64 --platform manylinux2010_x86_64 -d "$folder" \
   typer click annotated-doc shellingham rich markdown-it-py mdurl pygments pydantic==2.12.5 pydantic-core==2.41.5 annotated-types \
-  typing-inspection typing-extensions pyyaml psutil
+  typing-inspection typing-extensions pyyaml psutil nvidia-ml-py
 ls -l "$folder"

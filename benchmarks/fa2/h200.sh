@@ -16,7 +16,7 @@ export PYTHONUNBUFFERED=1 PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 say() { echo "== $SECONDS s: $*"; }
 ended() { kill -TERM "$same" "$others" 2>/dev/null; wait "$same" "$others" 2>/dev/null; }
 # fenno's own imports; packages that are there already come first.
-python3 -c 'import typer, rich, pydantic, yaml, psutil, packaging' 2>/dev/null || {
+python3 -c 'import typer, rich, pydantic, yaml, psutil, packaging, pynvml' 2>/dev/null || {
   for wheel in "$folder"/*.whl; do python3 -m zipfile -e "$wheel" "$work/site"; done
   export PYTHONPATH="$PYTHONPATH:$work/site"
 }
@@ -27,7 +27,7 @@ cat > "$work/model/config.json" <<'J'
 J
 [ -z "${CONFIG:-}" ] || cp "$CONFIG" "$work/model/config.json"
 [ ! -f "$folder/built.tar" ] || tar xf "$folder/built.tar" -C "$work/out"
-say "$(date -u +%F) $(uname -r), $(nproc) cores, $(nvcc --version | grep -o 'V[0-9.]*'), $(g++ -dumpfullversion)"
+say "$(date -u +%F) $(uname -r), $(nproc) cores, $(nvcc --version | grep -om1 'V[0-9.]\+'), $(g++ -dumpfullversion)"
 python3 -c 'import torch; print("torch", torch.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU")'
 
 say "stock units in the background"

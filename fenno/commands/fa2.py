@@ -54,10 +54,12 @@ def build_fa2(
             console.say(line)
     if plan_only:
         return console.result(plan.document(made))
-    return console.result(built(made, python, given, out.resolve(), verify=verify, try_tiles=try_tiles))
+    return console.result(built(made, python, given, out.resolve(), jobs, verify=verify, try_tiles=try_tiles))
 
 
-def built(made: FlashPlan, python: str | None, given: Given, out: Path, *, verify: bool, try_tiles: bool) -> dict[str, Any]:
+def built(
+    made: FlashPlan, python: str | None, given: Given, out: Path, jobs: int | None, *, verify: bool, try_tiles: bool
+) -> dict[str, Any]:
     """Build a planned wheel; its document. What nobody would import is not built."""
     from fenno.engine import catalogue
     from fenno.fa2 import build, plan, trial
@@ -69,7 +71,7 @@ def built(made: FlashPlan, python: str | None, given: Given, out: Path, *, verif
         )
     interpreter = catalogue.interpreter(python)
     found = tools(interpreter, made.archs, out)
-    tried = tried_tiles(made, found, interpreter, given, out) if try_tiles else []
+    tried = tried_tiles(made, found, interpreter, given, out, jobs) if try_tiles else []
     made = trial.keep(made, tried)
     done = build.build(made, found, interpreter, given, out, console.say)
     told = build.document(found, done) | ({"tiles": trial.document(tried)} if tried else {})
@@ -79,7 +81,9 @@ def built(made: FlashPlan, python: str | None, given: Given, out: Path, *, verif
     return told
 
 
-def tried_tiles(made: FlashPlan, found: Toolchain, interpreter: str, given: Given, out: Path) -> list[Tried]:
+def tried_tiles(
+    made: FlashPlan, found: Toolchain, interpreter: str, given: Given, out: Path, jobs: int | None
+) -> list[Tried]:
     """Try other tile sizes and show the table. Raises `UsageError` where there is no GPU."""
     import tempfile
 
@@ -90,7 +94,7 @@ def tried_tiles(made: FlashPlan, found: Toolchain, interpreter: str, given: Give
     if not gpus:
         raise UsageError(f"--tiles measures on a GPU, and there is none here ({note})", "leave it out")
     with tempfile.TemporaryDirectory(prefix="fenno-tiles-") as folder:
-        tried = trial.run(made, found, interpreter, given, out, Path(folder), console.say)
+        tried = trial.run(made, found, interpreter, given, out, Path(folder), console.say, jobs)
     for line in trial.lines(tried):
         console.say(line)
     return tried

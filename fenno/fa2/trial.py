@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fenno.fa2 import build, tiles, verify
 from fenno.fa2.lattice import Tile, Unit
-from fenno.fa2.plan import Plan
+from fenno.fa2.plan import Plan, capacity, most_jobs
 from fenno.fa2.source import Given
 from fenno.fa2.toolchain import Toolchain
 from fenno.fa2.verify import Case
@@ -28,10 +28,11 @@ class Tried:
 
 
 def run(
-    plan: Plan, found: Toolchain, python: str, given: Given, out: Path, folder: Path, say: Callable[[str], None]
+    plan: Plan, found: Toolchain, python: str, given: Given, out: Path, folder: Path, say: Callable[[str], None], jobs: int | None
 ) -> list[Tried]:
     """Try every possible tile. `folder`: an empty one. Raises `BuildError`, `DiskError`, `UsageError`."""
     made = tiles.experiment(plan)
+    made = replace(made, jobs=jobs or most_jobs(len(tiles.estimates(made)), **capacity()))
     many = sum(map(len, made.tiles.values()))
     say(f"{many} tiles in one library, for {len(made.tiles)} units: about {show_duration(made.seconds / made.jobs)}")
     built = build.build(made, found, python, given, out, say)
