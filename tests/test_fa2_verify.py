@@ -40,6 +40,7 @@ def test_what_was_left_out_has_to_be_refused() -> None:
         *["head size 32 bf16", "head size 128 fp16", "head size 128 bf16, soft cap 30"],
         *["head size 128 bf16, window 256", "head size 128 bf16, ALiBi"],
     ]
+    assert all(case.keys > verify.WINDOW for case in verify.refused(planned(LLAMA_3_70B))), "a wider window would be none"
     assert "soft cap" not in " ".join(str(case) for case in verify.refused(planned(GROK_2)))
 
 

@@ -118,7 +118,9 @@ def build(plan: Plan, found: Toolchain, python: str, given: Given, out: Path, sa
         tree = source.place(plan.release, given, python, out, folder)
         prepare(tree, plan, made)
         cpu, units = run(plan, found, python, tree, folder / "build.log", say)
-        fresh = next((tree / "dist").glob("*.whl"))
+        fresh = next((tree / "dist").glob("*.whl"), None)
+        if fresh is None:
+            raise BuildError("the build ended well and left no wheel", f"see {folder / 'build.log'}")
         wrong = wheel.fault(wheel.contents(fresh, Path(found.libraries) if found.libraries else None), plan)
         if wrong:
             raise wrong
