@@ -67,6 +67,12 @@ def test_what_does_not_go_together_is_refused(asked: tuple[Any, ...], said: str)
         hosts.given(recipe(), *asked)
 
 
+def test_data_parallel_ranks_are_servers_of_their_own() -> None:
+    with pytest.raises(FennoError, match="data-parallel ranks") as caught:
+        hosts.given(recipe(**{"data-parallel-size": 2}), "head", 2, None, "h")
+    assert "fenno export --to nginx" in caught.value.hint
+
+
 def test_one_host_is_no_several() -> None:
     assert hosts.given(recipe(), None, None, None, None) is None
     assert hosts.given(recipe(), "worker", 2, None, "h") == Hosts(2, 1, Address("h", 29501))

@@ -49,6 +49,10 @@ def given(recipe: Recipe, role: str | None, nnodes: int | None, node_rank: int |
     rank = node_rank if node_rank is not None else 0 if role == "head" else 1 if count == 2 else None
     if rank is None or not 0 <= rank < count or (rank == 0) != (role == "head"):
         raise UsageError(f"--node-rank is {rank} for a {role} of {count} hosts", f"0 is the head, 1 to {count - 1} are the workers")
+    if str(recipe.engine.flags.get("data-parallel-size") or 1) != "1":
+        # Its ranks meet elsewhere than at the store, and have an engine each.
+        hint = "a server of its own on each host, and `fenno export --to nginx` before them"
+        raise RecipeError(f"recipe {recipe.name}: data-parallel ranks are not shared out over hosts", hint)
     ranks = recipe.engine.ranks
     if ranks % count:
         said = f"{ranks} ranks cannot be shared out over {count} hosts"
