@@ -15,13 +15,13 @@ from stub.harness import Place
 
 from fenno.engine import metrics, server, watch
 from fenno.errors import EngineError
-from fenno.load import job
+from fenno.load import job, raw
 from fenno.recipe import Recipe
 
 ANSWERS = {"/v1/models": b'{"data": [{"id": "safe"}]}', "/metrics": b"vllm:num_requests_running 3.0\n"}
 
 
-STREAM = b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n' * 3 + b"data: [DONE]\n\n"
+TOKEN = b'data: {"choices": [{"text": "a", "finish_reason": null}]}\n\n'
 
 
 class Secure(BaseHTTPRequestHandler):
@@ -34,7 +34,7 @@ class Secure(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.answer(STREAM, "text/event-stream", asked.get("top_k") == 1)
+        self.answer(TOKEN * asked["max_tokens"] + b"data: [DONE]\n\n", "text/event-stream", asked.get("top_k") == 1)
 
     def answer(self, body: bytes, kind: str, good: bool = True) -> None:
         self.send_response(200 if good and self.headers["X-Team"] == "search" else 403)
@@ -91,14 +91,16 @@ def test_a_server_that_wants_a_header_answers_only_with_it(trusting: Recipe, tmp
 
 
 @pytest.mark.scenario
+@pytest.mark.timeout(300)  # seven starts of locust, one after the other, on a host that may be busy
 def test_a_comparison_of_such_servers_is_given_what_they_want(url: str, authority: Path, tmp_path: Path) -> None:
     wanted = ("--header", "X-Team: search", "--ca-file", authority, "--extra-body", '{"top_k": 1}')
     place, times = Place(tmp_path), ("--rate", 20, "--duration", "1s", "--warmup", "200ms", "--rounds", 3)
     found = place.fenno("compare", url, url, *times, *wanted, "--json")
     assert found.code in (0, 4), found.err  # this host may have been too busy to measure
-    assert len(list(place.folder.rglob("asked.json"))) >= 6
-    for folder in (path.parent for path in place.folder.rglob("asked.json")):
-        told = place.fenno("report", folder, "--to", "json").document
-        assert (told["failures"], told["completed"] > 0) == ({}, True)
+    blocks = [path.parent for path in place.folder.rglob("asked.json")]
+    assert len(blocks) >= 6
+    for block in blocks:
+        assert {r.outcome for r in raw.records(block)} <= {"ok", "cancelled"}
+        assert any(r.counted for r in raw.records(block))
     refused = place.fenno("compare", url, url, *times, *wanted[:4])
     assert refused.code == 5 and "403" in refused.err
