@@ -253,7 +253,8 @@ class Stack(Model):
 
 
 class Search(Model):
-    """What `fenno tune` may change: values to try by knob. Live knobs change on the running server, restart knobs need a start."""
+    """What `fenno tune` may change: values to try by knob. Live knobs change on the running server, restart knobs need a start:
+    flags, and environment variables by their names in capitals."""
 
     live: dict[str, list[Scalar]] = Field(default_factory=dict)
     restart: dict[str, list[Scalar]] = Field(default_factory=dict)

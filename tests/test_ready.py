@@ -12,7 +12,7 @@ from stub.harness import Place
 
 from fenno import recipe, screen
 from fenno.engine import server
-from fenno.engine.catalogue import Catalogue, Identity
+from fenno.engine.catalogue import Catalogue, Flag, Identity
 from fenno.errors import EngineError, FennoError, RecipeError, UsageError
 from fenno.tune import session
 from fenno.tune import space as spaces
@@ -55,6 +55,29 @@ def test_values_are_in_order_and_hold_the_default() -> None:
     assert space.values == {"max_num_active_seqs": (8, 32, 64), "long_prefill_token_threshold": (0, 512)}
 
 
+def on(cores: int, platform: str = "cuda", **restart: Any) -> spaces.Space:
+    """The space on an engine that has one HTTP process unless told."""
+    flags = {name: Flag("int", None, None, False) for name in ("api-server-count", "stream-interval")}
+    known = Catalogue(Identity("python", "vllm", "0.30.0", "3.11", None, ""), platform, flags, {}, ("VLLM_USE_RUST_FRONTEND",))
+    chosen = recipe.Recipe.model_validate({"name": "one", "engine": {"model": "m"}, "search": {"restart": restart}})
+    return spaces.build(chosen, known, cores)
+
+
+def test_a_recipe_that_lists_no_flags_of_the_start_may_get_more_http_processes_beside_a_gpu_where_there_are_cores() -> None:
+    assert [on(cores).restart for cores in (4, 7)] == [{}, {}]
+    assert [on(cores).restart["api-server-count"] for cores in (8, 16, 128)] == [(2,), (4,), (4,)]
+    assert on(128, "cpu").restart == {}, "there the engine needs the cores itself"
+    assert on(128, **{"stream-interval": [8]}).restart == {"stream-interval": (8,)}, "a list is the whole list"
+
+
+def test_a_variable_of_the_start_is_no_flag_and_its_values_are_text() -> None:
+    space = on(1, VLLM_USE_RUST_FRONTEND=[1], OMP_NUM_THREADS=[4, None])
+    assert space.restart == {"VLLM_USE_RUST_FRONTEND": ("1",), "OMP_NUM_THREADS": ("4",)}, "the default, not set, is no other value"
+    point = {**space.defaults, "VLLM_USE_RUST_FRONTEND": "1"}
+    assert spaces.plain_flags(point, space) == {}
+    assert spaces.variables_of(spaces.restart_part(point, space)) == {"VLLM_USE_RUST_FRONTEND": "1"}
+
+
 def test_a_budget_is_called_short_when_its_starts_and_trials_take_longer() -> None:
     assert session.short(148, 14, "quick") == []
     (said,) = session.short(147, 14, "quick")
@@ -75,6 +98,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "a policy": ({"search": {"live": {"policy": ["fifo"]}}}, {}, "policy is 'fifo'", "list"),
     "a flag": ({"engine": {"flags": {"max-seqs": 1}}}, {}, "has no flag `max-seqs`", "max-num-seqs"),
     "a restart flag": ({"search": {"restart": {"block-size": [16, "large"]}}}, {}, "`block-size` takes a whole number", ""),
+    "a variable": ({"search": {"restart": {"VLLM_USE_RUST": [1]}}}, {}, "vLLM 0.32.0 does not read `VLLM_USE_RUST`", "FRONT"),
     "a trace": ({"workload": {"rate": None, "trace": "a.csv"}}, {}, "this workload has `trace`", "loadtest"),
 }
 

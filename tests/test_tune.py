@@ -58,6 +58,11 @@ def met_by_another_cap(place: Place) -> Story:
     return Story(place, [place.fenno("tune", place.recipe(**NARROW))])
 
 
+def met_by_a_variable(place: Place) -> Story:
+    search = {"live": {"max_num_active_seqs": [1], "policy": ["token_aware"]}, "restart": {"STUB_BASE_MS": [2]}}
+    return Story(place, [place.fenno("tune", place.recipe(**{**NARROW, "search": search}))])
+
+
 def met_and_compared(place: Place) -> Story:
     return Story(place, [place.fenno("tune", "--confirm", "full", place.recipe(**NARROW))])
 
@@ -185,6 +190,7 @@ SCENARIOS: dict[str, Callable[[Place], Story]] = {
     "settling": at("settling"),
     "starting": at("starting"),
     "cap": met_by_another_cap,
+    "variable": met_by_a_variable,
     "compared": met_and_compared,
     "other": met_with_other_outputs,
     "lot": drawn_by_lot,
@@ -266,6 +272,19 @@ def test_a_target_that_another_cap_meets_changes_that_alone(told: Callable[[str]
     wide, confirmed = story.place.starts()
     assert "--max-num-seqs 64" in wide and "--scheduler-cls" in wide
     assert "--max-num-seqs 64" in confirmed and "--scheduler-cls" in confirmed, "the recipe asks for fenno's order"
+
+
+def test_a_variable_of_the_engine_is_a_knob_of_the_start(told: Callable[[str], Story]) -> None:
+    story = told("variable")
+    (done,) = story.runs
+    assert (done.code, done.document["changed"]) == (0, {"STUB_BASE_MS": "2"}), done.err
+    tuned, before = (recipe.load(path) for path in (story.study / "tuned.yaml", story.place.folder / "stub.yaml"))
+    assert tuned == before.model_copy(
+        update={"engine": before.engine.model_copy(update={"env": {**before.engine.env, "STUB_BASE_MS": "2"}})}
+    )
+    assert "STUB_BASE_MS=2 " in (story.study / "serve.sh").read_text()
+    assert "STUB_BASE_MS=2 " in (story.study / "vllm-config.yaml").read_text(), "in its head: a file of flags cannot hold it"
+    assert not any("STUB_BASE_MS" in start for start in story.place.starts()), "it is no flag"
 
 
 def test_full_confirmation_sets_the_winner_against_cold_defaults(told: Callable[[str], Story]) -> None:

@@ -63,12 +63,13 @@ class Identity:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The knobs of one engine. `defaults` are the batch limits it would choose on this machine."""
+    """The knobs of one engine. `defaults` are the batch limits it would choose on this machine; `variables` the VLLM_* it reads."""
 
     engine: Identity
     platform: str
     flags: Mapping[str, Flag]
     defaults: Mapping[str, int | None]
+    variables: tuple[str, ...] = ()
 
     def check(self, flags: Mapping[str, Any], source: str = "recipe") -> None:
         """Raise `RecipeError` for the first flag or value that this engine would refuse."""
@@ -86,6 +87,13 @@ class Catalogue:
         # Some flags take several, such as `cudagraph-capture-sizes`.
         if flag.type == "int" and not all(isinstance(one, int) for one in (value if isinstance(value, list) else [value])):
             raise RecipeError(f"{source}: `{name}` takes a whole number, not {value!r}", f"write `{name}: 1024`")
+
+    def check_variable(self, name: str, source: str = "recipe") -> None:
+        """Raise `RecipeError` for a VLLM_* variable that this engine never reads: it would warn and go on without."""
+        if name.startswith("VLLM_") and name not in self.variables:
+            near = difflib.get_close_matches(name, self.variables, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else "see vllm/envs.py of that version"
+            raise RecipeError(f"{source}: vLLM {self.engine.version} does not read `{name}`", hint)
 
     def _instead(self, name: str) -> str:
         if name in GONE:
@@ -147,7 +155,7 @@ def _made(engine: Identity, facts: Mapping[str, Any]) -> Catalogue:
         name: Flag(f["type"], tuple(f["choices"]) if f["choices"] else None, f["default"], f["switch"])
         for name, f in facts["flags"].items()
     }
-    return Catalogue(engine, facts["platform"], flags, facts["defaults"])
+    return Catalogue(engine, facts["platform"], flags, facts["defaults"], tuple(facts["variables"]))
 
 
 def cache_folder() -> Path:

@@ -94,8 +94,8 @@ class Engines:
         """Started with fenno's scheduler and a control file."""
         control = self._control("wanted.json")
         control_file.clear(control)
-        env = plugin.environment(plugin.install(self.folder / "plugin"), control)
-        flags = {**spaces.wide(self.space), **restart, "scheduler-cls": plugin.SCHEDULER}
+        env = {**plugin.environment(plugin.install(self.folder / "plugin"), control), **spaces.variables_of(restart)}
+        flags = {**spaces.wide(self.space), **spaces.flags_of(restart), "scheduler-cls": plugin.SCHEDULER}
         self.events.say("starting the engine wide" + (f" with {spaces.show(restart)}" if restart else ""))
         with self._engine("wide", flags=flags, env=env, control=control) as engine:
             plugin.loaded(control)
@@ -104,9 +104,9 @@ class Engines:
     @contextlib.contextmanager
     def plain(self, point: Point) -> Iterator[Running]:
         """Plain flags, and the plugin only where the point has no plain flag."""
-        flags, env = serve_flags(point, self.space), dict[str, str]()
+        flags, env = serve_flags(point, self.space), spaces.variables_of(spaces.restart_part(point, self.space))
         if flags.get("scheduler-cls"):
-            env = plugin.environment(plugin.install(self.folder / "plugin"), self._control("confirm.json"))
+            env |= plugin.environment(plugin.install(self.folder / "plugin"), self._control("confirm.json"))
         with self._engine("confirmation", flags=flags, env=env, control=None) as engine:
             yield engine
 

@@ -118,7 +118,10 @@ def _moves(space: Space, point: spaces.Point, knob: str, up: bool | None) -> lis
 
 
 # By limit: which flags that need a start can help; every other flag of the recipe comes after these.
-_RESTARTS = {"front end": ("api-server-count", "stream-interval"), "kv": ("gpu-memory-utilization", "kv-cache-memory-bytes")}
+_RESTARTS = {
+    "front end": ("api-server-count", "VLLM_USE_RUST_FRONTEND", "stream-interval"),
+    "kv": ("gpu-memory-utilization", "kv-cache-memory-bytes"),
+}
 
 
 def next_restart(tried: Sequence[Tried], space: Space, seen: Sequence[spaces.Point]) -> Proposal | None:

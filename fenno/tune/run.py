@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from fenno import machine
 from fenno.engine import catalogue
 from fenno.errors import EngineError, LoadError, UsageError
 from fenno.recipe import Latency, Recipe
@@ -324,4 +325,4 @@ def known_space(recipe: Recipe, say: Callable[[str], None] = lambda text: None) 
     trial.check_workload(recipe.workload)
     known = catalogue.read(catalogue.interpreter(recipe.engine.python), say)
     known.check(recipe.engine.flags, recipe.name)
-    return known, spaces.build(recipe, known)
+    return known, spaces.build(recipe, known, machine.available_cores())

@@ -91,7 +91,7 @@ def ready(
     known, space = runs.known_space(recipe, say)
     fitted = memory.within(recipe, known, host)
     if fitted is not recipe:
-        space = spaces.build(fitted, known)
+        space = spaces.build(fitted, known, host.cores)
     remarks = (*memory.remark(recipe, fitted), *short(budget, trial.seconds_needed(recipe), confirm))
     return Ready(fitted, known, space, host, deadline, remarks)
 

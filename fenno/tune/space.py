@@ -5,7 +5,7 @@ A point is a mapping from knob to value. Knob names are vLLM's configuration spe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fenno.engine.catalogue import Catalogue
@@ -16,6 +16,8 @@ Point = Mapping[str, Scalar]
 
 BUDGET, CAP, THRESHOLD, POLICY = "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold", "policy"
 
+SERVERS = "api-server-count"
+
 POLICIES = ("fcfs", "token_aware")  # those that a recipe's `scheduler` can ask for
 
 # The flag that says the same at a start, so that a winner needs no plugin. `policy` has none: token-aware is a scheduler class.
@@ -24,8 +26,8 @@ PLAIN = {BUDGET: "max-num-batched-tokens", CAP: "max-num-seqs", THRESHOLD: "long
 
 @dataclass(frozen=True)
 class Space:
-    """`values` by live knob, ascending where they are numbers; `restart`: the same for flags that need a new start, in the order of
-    trying; `defaults` of both is what the engine does when nobody sets anything."""
+    """`values` by live knob, ascending where they are numbers; `restart`: the same for flags and environment variables that need a
+    new start, in the order of trying; `defaults` of both is what the engine does when nobody sets anything."""
 
     values: Mapping[str, tuple[Scalar, ...]]
     defaults: Point
@@ -38,10 +40,11 @@ class Space:
         return [*sorted(v for v in numbers if v > here)] if up else [*sorted((v for v in numbers if v < here), reverse=True)]
 
 
-def build(recipe: Recipe, catalogue: Catalogue) -> Space:
-    """The space of a recipe on one engine: what the recipe lists, else powers of two around the engine's defaults.
+def build(recipe: Recipe, catalogue: Catalogue, cores: int = 1) -> Space:
+    """The space of a recipe on one engine: what the recipe lists, else powers of two around the engine's defaults, and as many
+    HTTP processes as a host of so many `cores` has room for.
 
-    Raises `RecipeError` for a live knob that fenno does not know.
+    Raises `RecipeError` for a live knob that fenno does not know, and a flag or variable that the engine does not.
     """
     flags = recipe.engine.flags
     budget = _number(flags.get(PLAIN[BUDGET]), catalogue.defaults.get(PLAIN[BUDGET]), 2048)
@@ -62,14 +65,42 @@ def build(recipe: Recipe, catalogue: Catalogue) -> Space:
         raise RecipeError(f"`search.live` names `{unknown[0]}`, which is no live knob", f"live knobs are {', '.join(defaults)}")
     values = {knob: _ordered({_checked(knob, value) for value in (*given, defaults[knob])}) for knob, given in listed.items()}
     restart: dict[str, tuple[Scalar, ...]] = {}
-    for name, given in recipe.search.restart.items():
-        named: list[Scalar] = [value for value in given if value is not None] or [None]
-        for value in named:
-            catalogue.check({name: value}, f"{recipe.name}: search.restart")
-        start = flags.get(name, catalogue.flags[name].default)
-        defaults[name] = start if not isinstance(start, list) else None
-        restart[name] = tuple(v for v in given if v != defaults[name])
+    for name, given in (recipe.search.restart or _front_end(catalogue, cores)).items():
+        taken = _restart(name, given, recipe, catalogue)
+        defaults[name] = _at_start(name, recipe, catalogue)
+        restart[name] = tuple(v for v in taken if v != defaults[name])
     return Space(values, {knob: defaults[knob] for knob in (*listed, *restart)}, restart)
+
+
+def is_variable(knob: str) -> bool:
+    """Whether a knob of the start is an environment variable, such as `VLLM_USE_RUST_FRONTEND`; else it is a flag."""
+    return knob.isupper()
+
+
+def _front_end(catalogue: Catalogue, cores: int) -> dict[str, list[Scalar]]:
+    """Where a recipe lists no flags of the start: processes for HTTP, which hold a fast GPU back first. On a CPU they would take
+    the engine's own cores."""
+    processes = min(4, cores // 4)
+    return {SERVERS: [processes]} if processes > 1 and catalogue.platform != "cpu" and SERVERS in catalogue.flags else {}
+
+
+def _restart(name: str, given: Sequence[Scalar], recipe: Recipe, catalogue: Catalogue) -> list[Scalar]:
+    """The values of one knob of the start. Raises `RecipeError` for what this engine does not take."""
+    if is_variable(name):
+        catalogue.check_variable(name, f"{recipe.name}: search.restart")
+        return [value if value is None else str(value) for value in given]
+    named: list[Scalar] = [value for value in given if value is not None] or [None]
+    for value in named:
+        catalogue.check({name: value}, f"{recipe.name}: search.restart")
+    return list(given)
+
+
+def _at_start(name: str, recipe: Recipe, catalogue: Catalogue) -> Scalar:
+    """The value of a knob of the start when the search changes nothing."""
+    if is_variable(name):
+        return recipe.engine.env.get(name)
+    start = recipe.engine.flags.get(name, catalogue.flags[name].default)
+    return start if not isinstance(start, list) else None
 
 
 def _number(*candidates: object) -> int:
@@ -112,12 +143,22 @@ def wide(space: Space) -> dict[str, Scalar | list[Scalar]]:
 def plain_flags(point: Point, space: Space) -> dict[str, Scalar | list[Scalar]]:
     """The flags that give `point` at a start: only what differs from the defaults."""
     flags: dict[str, Scalar | list[Scalar]] = {PLAIN[knob]: point[knob] for knob in changed(point, space) if knob in PLAIN}
-    return {**flags, **restart_part(point, space)}
+    return {**flags, **flags_of(restart_part(point, space))}
 
 
 def restart_part(point: Point, space: Space) -> dict[str, Scalar]:
-    """The flags of `point` that need a start of their own, as far as they differ from the defaults."""
+    """The flags and variables of `point` that need a start of their own, as far as they differ from the defaults."""
     return {knob: value for knob, value in changed(point, space).items() if knob in space.restart}
+
+
+def flags_of(restart: Point) -> dict[str, Scalar | list[Scalar]]:
+    """The flags among the knobs of a start."""
+    return {knob: value for knob, value in restart.items() if not is_variable(knob)}
+
+
+def variables_of(restart: Point) -> dict[str, str | None]:
+    """The environment variables among the knobs of a start; None: not set."""
+    return {knob: None if value is None else str(value) for knob, value in restart.items() if is_variable(knob)}
 
 
 def live_part(point: Point, space: Space) -> dict[str, Scalar]:

@@ -75,7 +75,8 @@ def introspect(identify: bool) -> None:
         "torch": None,
     }
     if not identify:
-        found |= {"platform": "cpu", "flags": FLAGS, "defaults": {"max-num-batched-tokens": 2048, "max-num-seqs": 128}}
+        defaults = {"max-num-batched-tokens": 2048, "max-num-seqs": 128}
+        found |= {"platform": "cpu", "flags": FLAGS, "defaults": defaults, "variables": ["VLLM_API_KEY", "VLLM_USE_RUST_FRONTEND"]}
     print(MARK + json.dumps(found), flush=True)
 
 

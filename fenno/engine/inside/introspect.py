@@ -56,7 +56,8 @@ def _flag(action: argparse.Action) -> dict[str, Any]:
 
 
 def catalogue() -> dict[str, Any]:
-    """Every flag of `vllm serve`, and what this platform makes of the batch limits when nobody sets them."""
+    """Every flag of `vllm serve` and every variable, and what this platform makes of the batch limits when nobody sets them."""
+    from vllm import envs
     from vllm.engine.arg_utils import EngineArgs
     from vllm.entrypoints.cli.serve import ServeSubcommand
     from vllm.platforms import current_platform
@@ -76,6 +77,7 @@ def catalogue() -> dict[str, Any]:
         **identify(),
         "platform": current_platform.device_type,
         "flags": flags,
+        "variables": sorted(envs.environment_variables),
         "defaults": {"max-num-batched-tokens": tokens.get(context), "max-num-seqs": seqs.get(context)},
     }
 
