@@ -82,7 +82,7 @@ def lacking(host: Machine, need: Host) -> str | None:
 def read_gpus() -> tuple[tuple[Gpu, ...], str | None]:
     """The GPUs, and why there are none where there are none. A crash inside NVML is such a reason."""
     try:
-        done = process.run([sys.executable, "-m", "fenno.nvml"], timeout=20.0)
+        done = process.run(process.module("fenno.nvml"), timeout=20.0)
         facts = json.loads(done.stdout)
     except ProcessError as error:
         return (), str(error)

@@ -1,6 +1,7 @@
 """Children end with fenno, whichever way it ends."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -182,3 +183,20 @@ def test_the_environment_is_laid_over_ours(tmp_path: Path, monkeypatch: pytest.M
     assert "FENNO_A" not in env
     assert env["FENNO_B"] == "2"
     assert os.environ["PATH"] == env["PATH"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 always looks where it is started first")
+@pytest.mark.parametrize("module", [("fenno.nvml",), ("locust", "--version"), ("fenno", "--help")])
+def test_what_lies_where_fenno_is_run_is_no_part_of_it(
+    module: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("fenno", "locust"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('somebody else')\n")
+    monkeypatch.chdir(tmp_path)
+    assert process.run([*process.module(module[0]), *module[1:]], timeout=60).returncode == 0
+
+
+def test_no_child_of_fenno_is_started_from_the_folder_it_is_run_in() -> None:
+    package = Path(process.__file__).parent
+    direct = {path.name for path in package.rglob("*.py") if re.search(r'sys\.executable, "-m"', path.read_text())}
+    assert direct == set(), "process.module() is how a module of our own is run"

@@ -4,13 +4,13 @@ usage: python benchmarks/scheduler/study.py STUDY.yaml --out DIR [--seconds 900]
 
 One server with fenno's scheduler. A study has parts, and each part limits: `cap` sequences that run and `budget` tokens a step.
 What the server can do under them is measured first, by a closed loop of twice as many users as `cap`; the part's load is `share`
-of that, in tokens, or another part's (`as`), or `rate` requests a second: an open loop with Poisson arrivals. Arms are sets of
-live knobs, laid over first come, first served under the part's limits; each is measured once a seed, every second seed in the
-other order.
-`unset: MEAN`: chat clients set no limit to their answers, whose lengths are geometric with that mean (a bias on
-the end token of a model whose tokens are equally likely). TTFT percentiles in ms by class, over every request that was due in the
-windows of all seeds. DIR/study.json is written after every trial: what was measured before the `--seconds` ended is kept. This
-Python needs fenno; the recipe's engine may have another.
+of that, in tokens, or of what was measured for the part `of`, or `rate` requests a second. It is an open loop, with Poisson
+arrivals or with bursts (`burstiness`: the shape of a gamma distribution, 1 is Poisson). Arms are sets of live knobs, laid over
+first come, first served under the part's limits; each is measured once a seed, every second seed in the other order. `unset: MEAN`:
+chat clients set no limit to their answers, whose lengths are geometric with that mean (a bias on the end token of a model whose
+tokens are equally likely). TTFT percentiles in ms by class, over every request that was due in the windows of all seeds.
+DIR/study.json is written after every trial: what was measured before the `--seconds` ended is kept. This Python needs fenno; the
+recipe's engine may have another.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from fenno.tune import space as spaces
 
 # The dummy models' vocabulary as the engine pads it, and the token that ends an answer.
 VOCABULARY, END = 320, dummy.VOCABULARY + dummy.SPECIAL.index("<|endoftext|>")
-CLOSED_WARMUP, CLOSED_WINDOW = 20.0, 15.0
+CLOSED_WARMUP, CLOSED_WINDOW = 15.0, 12.0
 KEPT = "valid reasons flags qps ttft e2el completed requests classes client output_tokens token_throughput".split()
 
 
@@ -66,8 +66,9 @@ class Part:
     arms: dict[str, dict[str, Any]]
     seeds: int = 5
     share: float | None = None
-    like: str | None = None
+    of: str | None = None
     rate: float | None = None
+    burstiness: float | None = None
     warmup: float = 12.0
     window: float = 15.0
     unset: float | None = None
@@ -77,7 +78,9 @@ class Part:
         return {spaces.CAP: self.cap, spaces.BUDGET: self.budget, spaces.POLICY: "fcfs"}
 
     def traffic(self, fitted: Plan) -> Plan:
-        """`fitted` with this part's answers."""
+        """`fitted` with this part's arrivals and answers."""
+        arrivals = {"arrival": "gamma", "burstiness": self.burstiness} if self.burstiness else {}
+        fitted = dataclasses.replace(fitted, workload=fitted.workload.model_copy(update=arrivals))
         if self.unset is None:
             return fitted
         # Of V tokens as likely as each other, one that is e to the bias times as likely ends an answer with probability 1 / mean.
@@ -110,10 +113,11 @@ class Study:
 
     def load(self, name: str, part: Part) -> float:
         """Requests a second of `part`."""
-        if part.like:
-            return float(self.found["parts"][part.like]["rate"])
         if part.rate:
             return part.rate
+        assert part.share
+        if part.of:
+            return part.share * float(self.found["parts"][part.of]["capacity"])
         self.seat.move(part.limits)
         plan = dataclasses.replace(
             part.traffic(self.seat.fitted),
@@ -125,9 +129,9 @@ class Study:
             seed=99,
         )
         closed = self.found["parts"][name]["closed_loop"] = self.measured(plan)
-        assert part.share
         # By tokens: after a closed loop's start short answers end first, and requests a second look like more than can be held.
         capacity = closed["token_throughput"] / (part.unset or mean_answer(self.chosen))
+        self.found["parts"][name]["capacity"] = capacity
         Said().say(f"{name}: {closed['token_throughput']:.0f} tokens/s, {closed['qps']:.1f} requests/s; capacity {capacity:.1f}")
         return part.share * float(capacity)
 
@@ -200,7 +204,7 @@ def start(asked: argparse.Namespace) -> None:
     chosen = recipe.load(recipe.find(told["recipe"]))
     engine = chosen.engine.model_copy(update={"flags": {**chosen.engine.flags, **told.get("flags", {})}})
     chosen = chosen.model_copy(update={"engine": engine})
-    parts = {name: Part(**{"like" if k == "as" else k: v for k, v in part.items()}) for name, part in told["parts"].items()}
+    parts = {name: Part(**part) for name, part in told["parts"].items()}
     known, space = runs.known_space(chosen)
     found = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -10,7 +10,6 @@ import contextlib
 import io
 import json
 import os
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -154,7 +153,7 @@ def watching(server: Server, folder: Path, interval: float = 1.0, *, keep: bool 
         if here:
             log = folder / "gpus.jsonl"
             log.unlink(missing_ok=True)
-            argv = [sys.executable, "-m", "fenno.nvml", "--every", str(interval)]
+            argv = [*process.module("fenno.nvml"), "--every", str(interval)]
             nvml = stack.enter_context(process.running(argv, log=log, grace=2.0))
         watch = Watch(server, interval, folder / "server.jsonl", nvml, keep)
         stack.callback(watch.stop)

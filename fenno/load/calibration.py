@@ -18,7 +18,6 @@ import random
 import select
 import socket
 import struct
-import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -429,7 +428,7 @@ def serving(folder: Path, timing: Timing = Timing(), faults: Sequence[str] = ())
     """A calibration server in a child process while the block lasts. Raises `LoadError` when it does not start."""
     output, log = folder / "calibration.out", folder / "calibration.jsonl"
     output.unlink(missing_ok=True)
-    argv = [sys.executable, "-m", "fenno.load.calibration", "--ttft", str(timing.ttft), "--itl", str(timing.itl)]
+    argv = [*process.module("fenno.load.calibration"), "--ttft", str(timing.ttft), "--itl", str(timing.itl)]
     argv += ["--spread", str(timing.spread), "--faults", ",".join(faults), "--log", str(log)]
     with process.running(argv, log=output, grace=2.0) as child:
         limit = time.monotonic() + 30

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from fenno.load.record import Record
 from fenno.load.requests import Requests
 
 LOCUSTFILE = Path(__file__).with_name("locustfile.py")
-LOCUST = (sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--loglevel", "WARNING", "--exit-code-on-error", "0")
+LOCUST = (*process.module("locust"), "-f", str(LOCUSTFILE), "--loglevel", "WARNING", "--exit-code-on-error", "0")
 START = 60.0  # seconds until the client must have reported itself
 PACK = 1.0  # seconds between two looks for files that are full
 GATHER = 600.0  # the same as `START` where workers on other hosts have to come first

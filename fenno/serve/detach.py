@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 
@@ -23,7 +22,7 @@ def start(name: str, arguments: Sequence[str], told: Told) -> State:
     """
     folder = state.root() / name
     log = folder / "serve.log"
-    popen = process.detached([sys.executable, "-m", "fenno", "serve", *arguments], log)
+    popen = process.detached([*process.module("fenno"), "serve", *arguments], log)
     try:
         return _follow(popen, name, told)
     except BaseException:
