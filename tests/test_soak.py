@@ -13,7 +13,7 @@ from stub.waiting import until
 
 from fenno.compare import run, soak, words
 from fenno.compare.run import Arm, Blocks
-from fenno.errors import UsageError
+from fenno.errors import EngineError, UsageError
 from fenno.load import job, raw
 from fenno.load.plan import Plan
 from fenno.recipe import Recipe
@@ -100,6 +100,31 @@ def test_a_server_that_dies_is_started_again_for_its_next_block_and_told_of(came
 def test_nothing_is_left_of_it(came: Callable[[str], Any]) -> None:
     assert came("interrupted")[1].empty(60)
     assert came("deadly").place.empty(60)
+
+
+def test_a_start_that_may_succeed_later_is_tried_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "PAUSES", (0.0, 0.0))
+    said: list[str] = []
+
+    def tried(failing: int, again: str) -> tuple[Any, int]:
+        calls = []
+
+        def make() -> dict[str, Any]:
+            calls.append(1)
+            if len(calls) <= failing:
+                raise EngineError("no memory", again=again)
+            return {}
+
+        try:
+            return run._patiently(make, said.append), len(calls)
+        except EngineError as error:
+            return error, len(calls)
+
+    assert tried(0, "perhaps") == ({}, 1)
+    assert tried(2, "perhaps") == ({}, 3)
+    assert tried(3, "yes")[1] == 3
+    assert tried(1, "no")[1] == 1
+    assert said[0] == "no memory; again in 0 s"
 
 
 def arms_of(*recipes: Recipe) -> list[Arm]:

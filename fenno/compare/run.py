@@ -13,13 +13,14 @@ from typing import Any
 from fenno import process
 from fenno.compare import judge
 from fenno.engine import command, server
-from fenno.errors import DiskError, Interrupted, UsageError
+from fenno.errors import DiskError, EngineError, Interrupted, UsageError
 from fenno.load import endpoint, figures, loadtest, stored
 from fenno.load.plan import Plan
 from fenno.load.stored import Stored
 from fenno.recipe import Recipe
 
 PIECES = 10  # blocks that a stored run is cut into
+PAUSES = (5.0, 30.0)  # seconds after a first and a second start that failed
 ENDED = "-ended-"  # in the name of what there is of a block that was ended within it
 AGAIN = 2  # rounds without a measurement that are made up for, at most, and one more for every three rounds
 
@@ -89,7 +90,8 @@ def live(
         try:
             for name in order(list(by_name), number):
                 say(f"round {number + 1}: {name} ({by_name[name].what})")
-                documents[name] = (kept if after else block)(by_name[name], plan, number, folder, fitted)
+                making = (by_name[name], plan, number, folder, fitted)
+                documents[name] = kept(*making, say) if after else block(*making)
                 if documents[name]["ended"]["how"] == "gone" and not after:
                     break
         except Interrupted:
@@ -104,9 +106,11 @@ def live(
     return found
 
 
-def kept(arm: Arm, plan: Plan, number: int, folder: Path, fitted: dict[str, Plan]) -> dict[str, Any]:
+def kept(
+    arm: Arm, plan: Plan, number: int, folder: Path, fitted: dict[str, Plan], say: Callable[[str], None]
+) -> dict[str, Any]:
     """A block's document from an earlier call that was ended, or else of the block made now. What there is of a block that was
-    ended within it is moved aside. Raises `DiskError`."""
+    ended within it is moved aside. A start that fails and may succeed later is tried three times. Raises `DiskError`."""
     place = folder / f"{number + 1:03d}-{arm.name}"
     document = place / "block.json"
     try:
@@ -114,11 +118,24 @@ def kept(arm: Arm, plan: Plan, number: int, folder: Path, fitted: dict[str, Plan
             return dict(json.loads(document.read_text(encoding="utf-8")))
         if place.exists():
             place.rename(place.with_name(f"{place.name}{ENDED}{time.time_ns():x}"))
-        found = block(arm, plan, number, folder, fitted)
+        found = _patiently(lambda: block(arm, plan, number, folder, fitted), say)
         process.write(document, json.dumps(found))
     except OSError as error:
         raise DiskError(f"cannot keep {place}: {error.strerror}", "free some space, and give the same command again") from error
     return found
+
+
+def _patiently(make: Callable[[], dict[str, Any]], say: Callable[[str], None]) -> dict[str, Any]:
+    """A run of days does not end because a GPU's memory was not free again yet."""
+    for pause in PAUSES:
+        try:
+            return make()
+        except EngineError as error:
+            if error.again == "no":
+                raise
+            say(f"{error}; again in {pause:g} s")
+            time.sleep(pause)
+    return make()
 
 
 def block(arm: Arm, plan: Plan, number: int, folder: Path, fitted: dict[str, Plan]) -> dict[str, Any]:
