@@ -221,7 +221,7 @@ def test_a_worker_that_is_ended_is_named_at_once(runs: Runs) -> None:
     ran = runs["left"].result()
     assert ran.done.code == 4, ran.done.err
     assert " left, " in ran.done.document["ended"]["why"]
-    assert ran.done.document["completed"] > 10
+    assert ran.done.document["completed"] > 0
     assert sorted(worker.code for worker in ran.workers) == [0, 130]
 
 
@@ -245,7 +245,7 @@ def test_what_came_to_a_killed_master_can_be_told_of(runs: Runs) -> None:
     ran = runs["killed_master"].result()
     document = loadtest.document(stored.read(ran.folders[0]))
     assert document["ended"]["how"] == "interrupted"
-    assert document["requests"] + document["cancelled"] == sum(r.phase == "counted" for r in ran.records) > 10
+    assert document["requests"] + document["cancelled"] == sum(r.phase == "counted" for r in ran.records) > 0
 
 
 def test_a_killed_server_ends_the_run_of_all_and_nothing_is_lost(runs: Runs) -> None:

@@ -174,6 +174,9 @@ class Master:
             self._append(name.replace("records-", f"records-{peer.index}-"), data)
             peer.sizes[name] = size = size + len(data)
         self._send(peer, "copied", name=name, size=size)
+        state = client.last(self.folder / name) if name.startswith("client-") else None
+        if state is not None and state.phase == "gone":
+            (self.folder / "stop").touch()  # the others may reach the server still: without this one it is another load
 
     def _append(self, name: str, data: bytes) -> None:
         try:
