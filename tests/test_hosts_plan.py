@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stub.runs import answer
 
-from fenno.errors import UsageError
-from fenno.load import client, hosts, job, words
+from fenno.commands.load import led
+from fenno.errors import LoadError, UsageError
+from fenno.load import client, hosts, job, run, words, worker
 from fenno.load import plan as plans
 from fenno.load.client import ClientState, Delay, Window, Worker
 from fenno.load.plan import Plan
@@ -138,3 +140,29 @@ def test_people_read_who_sent_it_and_how_well_the_clocks_are_known() -> None:
     said = words.hosts([first, {"name": "b (pid 8)", "offset_ms": 0.0, "uncertainty_ms": 0.2}])
     assert said == "2 workers: a (pid 7), its clock -12.500 ms (within 0.100); b (pid 8), its clock +0.000 ms (within 0.200)"
     assert words.hosts([]) == ""
+
+
+def test_a_worker_that_finds_no_master_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "LOCUST", (sys.executable, "-c", "raise SystemExit(1)"))  # which gives up after five minutes
+    with pytest.raises(LoadError, match="no master was found at 127.0.0.2:5599"):
+        worker.work("127.0.0.2:5599", tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"master": True}, "--master takes --workers N"),
+        ({"master": True, "workers": 2, "processes": 2}, "--master takes --workers N"),
+        ({"master": True, "workers": 2, "alone": True}, "one load"),
+        ({"workers": 2}, "--workers is for --master"),
+        ({"master": True, "workers": 2, "bind": "host:x"}, "is not an address"),
+    ],
+)
+def test_what_does_not_go_together_is_said_before_anything_starts(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        led(**{"master": False, "workers": None, "bind": "127.0.0.1:5557", "processes": 1, "alone": False, **options})
+
+
+def test_of_several_hosts_each_worker_is_a_process_of_the_plan() -> None:
+    assert led(True, 3, "10.0.0.1:5557", 1, alone=False) == (3, "10.0.0.1:5557")
+    assert led(False, None, "127.0.0.1:5557", 2, alone=True) == (2, None)

@@ -41,6 +41,8 @@ def work(
                 begun = True
                 say(f"{'; '.join(worker.name for worker in state.workers)}: traffic")
             time.sleep(0.1)
+    if code and not list(folder.glob("worker-*")):
+        raise LoadError(f"no master was found at {host}:{port}", f"was it started there with --master and --bind? See {child.log}")
     if code:
         hint = f"what it recorded and the master has not lies in {folder}" if code == hosts.ALONE else f"see {child.log}"
         raise LoadError(f"the worker ended: {run.last_line(child.log)}", hint)
