@@ -82,6 +82,7 @@ def test_its_table_is_of_all_blocks(came: Callable[[str], Any]) -> None:
     states = {each["metric"]: each["state"] for each in done.document["findings"]}
     assert states["p95_ttft"] == "better"
     assert done.document["arms"]["B"]["figures"]["p95_ttft"]["low"] is not None
+    assert "p95_ttft" in [each["metric"] for each in done.document["creep"]["A"]]
 
 
 @pytest.mark.scenario
@@ -174,6 +175,21 @@ def test_blocks_in_which_a_server_died_count_for_availability_alone() -> None:
     assert document["deaths"] == {"B": ["CUDA error"]}
     assert "the server of B died 1 time(s): CUDA error" in words.lines(document)
     assert words.exit_code(document) == 5
+
+
+def test_what_grows_within_blocks_is_told() -> None:
+    found = Blocks({"A": [], "B": []}, paired=True)
+    for number in range(6):
+        grown = {**block("done"), "halves": [block("done"), {**block("done"), "ttft": {"p50": 100.0, "p95": 240.0 + number}}]}
+        level = {**block("done"), "halves": [block("done"), {**block("done"), "ttft": {"p50": 100.0, "p95": 200.0 + number % 2}}]}
+        found.add(number, {"A": level, "B": grown})
+    document = run.document(found, arms_of(*[job.of_url("http://127.0.0.1:8000", "m", "completions", None)] * 2), None, None)
+    states = {arm: {f["metric"]: f["state"] for f in findings} for arm, findings in document["creep"].items()}
+    assert states["B"]["p95_ttft"] == "worse"
+    assert states["A"]["p95_ttft"] != "worse"
+    told = [line for line in words.lines(document) if "within its blocks" in line]
+    assert len(told) == 1
+    assert told[0].startswith("B, within its blocks: p95_ttft +21.")
 
 
 def test_one_recipe_alone_has_a_table_of_its_own() -> None:

@@ -119,6 +119,7 @@ def kept(
         if place.exists():
             place.rename(place.with_name(f"{place.name}{ENDED}{time.time_ns():x}"))
         found = _patiently(lambda: block(arm, plan, number, folder, fitted), say)
+        found["halves"] = pieces(stored.read(place), found["client"], 2)
         process.write(document, json.dumps(found))
     except OSError as error:
         raise DiskError(f"cannot keep {place}: {error.strerror}", "free some space, and give the same command again") from error
@@ -169,11 +170,11 @@ def from_disk(arms: Sequence[Arm]) -> Blocks:
     return found
 
 
-def pieces(whole: Stored, client: dict[str, Any]) -> list[dict[str, Any]]:
-    """One stored run as blocks: the figures of each piece of its window, and the server's memory in it."""
+def pieces(whole: Stored, client: dict[str, Any], count: int = PIECES) -> list[dict[str, Any]]:
+    """One stored run as so many blocks: the figures of each piece of its window, and the server's memory in it."""
     result, seen = whole.result, whole.seen
     start, end = result.state.start or 0.0, result.state.end or 0.0
-    edges = [start + (end - start) * i / PIECES for i in range(PIECES + 1)]
+    edges = [start + (end - start) * i / count for i in range(count + 1)]
     mine = figures.counted(result.requests)
     found = []
     for low, high in pairwise(edges):
@@ -219,11 +220,21 @@ def document(
         "valid": enough and (found.paired or not found.left_out),
         "left_out": found.left_out,
         "gone": found.gone,
+        "creep": {name: [_finding(each) for each in creep(blocks)] for name, blocks in found.arms.items()},
         "deaths": {name: [block["ended"]["why"] for block in blocks] for name, blocks in found.died.items()},
         "interrupted": found.interrupted,
         "records": str(folder) if folder else None,
         "at": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def creep(blocks: Sequence[dict[str, Any]]) -> list[judge.Finding]:
+    """What grew or shrank within an arm's blocks: their second halves against the first ones, pair by pair; of long blocks only."""
+    halves = [block["halves"] for block in blocks if "halves" in block]
+    if len(halves) < judge.LEAST:
+        return []
+    first, second = ([each[i] for each in halves] for i in (0, 1))
+    return [each for each in judge.compare({"first": first, "second": second}, paired=True) if each.metric.primary]
 
 
 def _own(blocks: Sequence[dict[str, Any]], died: Sequence[dict[str, Any]]) -> dict[str, Any]:

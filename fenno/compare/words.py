@@ -56,6 +56,12 @@ def lines(document: dict[str, Any]) -> list[str]:
         for f in document["findings"]
         if not f["table"] and f["state"] in ("better", "worse")
     ]
+    found += [
+        f"{arm}, within its blocks: {f['metric']} {change(f)} from the first half to the second, {f['state']}"
+        for arm, findings in document["creep"].items()
+        for f in findings
+        if f["state"] == "worse"
+    ]
     found += [f"the server of {arm} died {len(whys)} time(s): {whys[0]}" for arm, whys in document["deaths"].items()]
     if document["interrupted"]:
         found.append(f"interrupted {document['interrupted']}: what is told is of those, and all records are kept")
