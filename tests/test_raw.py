@@ -87,6 +87,20 @@ def test_a_kill_while_a_file_is_packed_loses_nothing_and_doubles_nothing(tmp_pat
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_what_cannot_be_packed_stays_as_lines(tmp_path: Path) -> None:
+    write(raw.file(tmp_path, 77, 1), some())
+    write(raw.file(tmp_path, 77, 2), some(60, 51))
+    raw.file(tmp_path, 77, 3).write_text("no record\n")
+    raw.file(tmp_path, 77, 4).touch()
+    raw.file(tmp_path, 77, 1).with_suffix(".part").mkdir()  # in the way of the first
+    raw.pack(tmp_path)
+    assert [path.name for path in raw.files(tmp_path)] == [
+        *("records-77-000001.jsonl", "records-77-000002.parquet", "records-77-000003.jsonl", "records-77-000004.jsonl"),
+    ]
+    raw.file(tmp_path, 77, 3).unlink()
+    assert list(raw.records(tmp_path)) == [*some(), *some(60, 51)]
+
+
 def test_what_is_no_record_is_named_with_its_file_and_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "records-1.jsonl").write_text('{"id": "a line of something else"}\n')
     with pytest.raises(UsageError, match=r"records-1\.jsonl holds something else") as caught:

@@ -74,7 +74,8 @@ def sentence(document: dict[str, Any]) -> str:
     """What it comes to."""
     first = next(iter(document["arms"]))
     if not document["valid"]:
-        return "INVALID: too few blocks were measurements; nothing is said of a difference"
+        few = "INVALID: too few blocks were measurements; nothing is said of a difference"
+        return f"{few}. Next: see why blocks were left out, and give more --rounds"
     said = [f"{arm} is {_against(verdict, first, document['margin'])}" for arm, verdict in document["verdict"].items()]
     if not said:
         said = [f"measured in {document['arms'][first]['blocks']} blocks"]

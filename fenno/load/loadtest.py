@@ -31,14 +31,15 @@ def measure(
     stored.begin(folder, asked)
     with contextlib.ExitStack() as stack:
         looking = stack.enter_context(watch.watching(server, folder, keep=False))
-        probes = stack.enter_context(probe.probing(plan, folder)) if probing else None
+        if probing:
+            stack.enter_context(probe.probing(plan, folder))
         load = stack.enter_context(run.running(plan, folder))
         try:
             result, interrupted = load.wait(), False
         except Interrupted:
             result, interrupted = load.stop(), True
         over = time.monotonic()
-    seen = looking.seen()
+    seen, probes = looking.seen(), probe.read(folder) if probing else None
     ended = Ending(over=over, ended=ending(result, server, interrupted), notes=seen.notes)
     stored.end(folder, ended)
     return document(Stored(asked=asked, result=result, seen=seen, probes=probes, ending=ended))

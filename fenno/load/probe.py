@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import dropwhile
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +41,15 @@ class Outage:
 
 def outages(probes: Sequence[Probe], end: float) -> list[Outage]:
     """Every outage up to `end`, when asking was over."""
-    found, rest = [], sorted(probes, key=lambda p: p.asked)
-    while rest := list(dropwhile(lambda p: not p.error, rest)):
-        start = rest[0].asked
-        rest = list(dropwhile(lambda p: p.error, rest))
-        found.append(Outage(start, rest[0].asked if rest else max(end, start), bool(rest)))
-    return found
+    found: list[Outage] = []
+    start: float | None = None
+    for probe in sorted(probes, key=lambda p: p.asked):
+        if probe.error and start is None:
+            start = probe.asked
+        elif not probe.error and start is not None:
+            found.append(Outage(start, probe.asked, True))
+            start = None
+    return found if start is None else [*found, Outage(start, max(end, start), False)]
 
 
 def summarize(probes: Sequence[Probe], window: tuple[float, float], end: float) -> dict[str, Any]:
@@ -71,12 +73,11 @@ def summarize(probes: Sequence[Probe], window: tuple[float, float], end: float) 
 
 @dataclass
 class Probing:
-    """Questions that go out by the clock. `ended`: the good and the bad ones so far; what is still open at the end is neither."""
+    """Questions that go out by the clock. What is still open at the end is neither a good nor a bad one."""
 
     plan: Plan
     file: Path
     interval: float
-    ended: list[Probe] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -98,14 +99,13 @@ class Probing:
         with self._lock, contextlib.suppress(OSError):
             if self._over.is_set():
                 return
-            self.ended.append(Probe(asked, time.monotonic(), error))
             with self.file.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(vars(self.ended[-1])) + "\n")
+                file.write(json.dumps(vars(Probe(asked, time.monotonic(), error))) + "\n")
 
 
 @contextlib.contextmanager
-def probing(plan: Plan, folder: Path, interval: float = 1.0) -> Iterator[list[Probe]]:
-    """Ask `plan`'s server each `interval` seconds while the block lasts; gives the list that grows, kept as `probes.jsonl` too."""
+def probing(plan: Plan, folder: Path, interval: float = 1.0) -> Iterator[None]:
+    """Ask `plan`'s server each `interval` seconds while the block lasts; what comes of it is in `probes.jsonl`."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "probes.jsonl"
     file.unlink(missing_ok=True)
@@ -113,7 +113,7 @@ def probing(plan: Plan, folder: Path, interval: float = 1.0) -> Iterator[list[Pr
     thread = threading.Thread(target=probing_.run, daemon=True)
     thread.start()
     try:
-        yield probing_.ended
+        yield
     finally:
         probing_.stop()
         thread.join()

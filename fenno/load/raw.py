@@ -55,12 +55,12 @@ def files(folder: Path) -> list[Path]:
 
 
 def pack(folder: Path) -> None:
-    """Turn what is full into Parquet. Where that cannot be written the lines stay, and are as good."""
+    """Turn what is full into Parquet. Where that cannot be done the lines stay, and are as good."""
     newest: dict[str, Path] = {}
     for path in sorted(folder.glob("records-*-??????.jsonl")):
         process = path.stem.rpartition("-")[0]
         if (full := newest.get(process)) is not None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, UsageError):
                 _pack(full)
         newest[process] = path
 
