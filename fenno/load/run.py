@@ -97,6 +97,7 @@ class LoadRun:
                 raw.pack(self.folder)
                 packed = time.monotonic()
             time.sleep(0.05)
+        raw.pack(self.folder)
         return self.result()
 
     def result(self) -> Result:
