@@ -49,8 +49,9 @@ def of_url(url: str, workload: Workload) -> Recipe:
 
 
 def same(number: int, url: str, name: str, folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One server twice. The seed is another one each time."""
-    mine = of_url(url, recipe.load(recipe.find(name)).workload)
+    """One server twice, with the recipe's traffic and targets. The seed is another one each time."""
+    named = recipe.load(recipe.find(name))
+    mine = of_url(url, named.workload).model_copy(update={"targets": named.targets})
     plan = job.plan(mine, duration=5.0, warmup=1.0, seed=1000 * number)
     return compare([mine, mine], plan, 6, folder), {"server": name}
 
