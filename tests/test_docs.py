@@ -196,6 +196,7 @@ def test_the_site_is_built_without_a_warning_and_finds_words(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     index = json.loads((tmp_path / "search/search_index.json").read_text())
     assert any("quarter of today" in entry["text"] for entry in index["docs"])
+    assert [path.name for path in tmp_path.rglob("*.html") if "```" in path.read_text()] == [], "a block that was not read as one"
     assert (tmp_path / "repository/benchmarks/tuner/README.md.txt").exists()
 
 
