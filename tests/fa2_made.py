@@ -15,7 +15,7 @@ from fenno.fa2.releases import RELEASES, Release
 from fenno.fa2.toolchain import Toolchain
 
 RELEASE = RELEASES["2.8.3.post2"]
-WHOLE = Toolchain("cp312", "2.11.0+cu130", "13.0", True, None, "/usr/local/cuda", "13.0.88", "g++ 12.2.0", [])
+WHOLE = Toolchain("cp312", "2.11.0+cu130", "13.0", True, None, "/usr/local/cuda", "13.0.88", "g++ 12.2.0", True, [])
 
 
 def tree(folder: Path, version: str = RELEASE.version, without: str = "") -> Path:

@@ -59,6 +59,7 @@ def test_a_stub_says_what_is_missing_and_how_to_build_it() -> None:
         ({"nvcc": "12.4.131"}, "nvcc is of CUDA 12.4.131 and torch 2.11.0\\+cu130 of CUDA 13.0"),
         ({"nvcc": "12.4.131", "torch_cuda": "12.4"}, "nvcc 12.4.131 cannot compile for sm_120: that takes CUDA 12.8"),
         ({"compiler": None}, "there is no C\\+\\+ compiler"),
+        ({"headers": False}, "the headers of Python are missing for PY"),
         ({"absent": ["ninja"]}, "ninja missing under PY"),
     ],
 )

@@ -2,7 +2,8 @@
 # One GPU host without a network: builds the trimmed wheel for the shape of a Llama-3-70B and a Grok, verifies and times it, and holds it against
 # the same units built with stock flags. About 8 minutes on 16 cores.
 # usage: h200.sh FOLDER RESULTS
-#   FOLDER   what gather.sh made; with built.tar, trimmed.json, stock.json and others.json of an earlier run's RESULTS in it nothing is built
+#   FOLDER   what gather.sh made. With Python 3.12's headers as its "include": for a host that lacks Python.h. With built.tar, trimmed.json,
+#            stock.json and others.json of an earlier run's RESULTS: nothing is built again.
 #   RESULTS  gets log.txt, trimmed.json, verified.json, logits.json, stock.json, others.json, against.json, built.tar (8 files, under 16 MB each)
 # needs: python3 3.12 with torch for CUDA 13, ninja and setuptools >= 70.1 (transformers for the logits), nvcc 13 and g++, an sm_90 GPU,
 #   16 cores, 64 GB of memory, 10 GB of disk under TMPDIR (/tmp). LIMIT: seconds after which nothing new begins (500).
@@ -20,6 +21,7 @@ python3 -c 'import typer, rich, pydantic, yaml, psutil, packaging, pynvml' 2>/de
   for wheel in "$folder"/*.whl; do python3 -m zipfile -e "$wheel" "$work/site"; done
   export PYTHONPATH="$PYTHONPATH:$work/site"
 }
+[ ! -d "$folder/include" ] || export CPLUS_INCLUDE_PATH="$folder/include${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH}"
 archive=$(echo "$folder"/flash_attn-*.tar.gz)
 cat > "$work/model/config.json" <<'J'
 {"architectures": ["Grok1ForCausalLM"], "model_type": "git", "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8,

@@ -14,6 +14,7 @@ python3 -c 'import typer, rich, pydantic, yaml, psutil, packaging, pynvml' 2>/de
   for wheel in "$folder"/*.whl; do python3 -m zipfile -e "$wheel" "$work/site"; done
   export PYTHONPATH="$PYTHONPATH:$work/site"
 }
+[ ! -d "$folder/include" ] || export CPLUS_INCLUDE_PATH="$folder/include${CPLUS_INCLUDE_PATH:+:$CPLUS_INCLUDE_PATH}"
 cat > "$work/model/config.json" <<'J'
 {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8,
  "torch_dtype": "bfloat16"}

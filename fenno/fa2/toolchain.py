@@ -22,7 +22,7 @@ FETCH_TIMEOUT = 1200.0
 @dataclass(frozen=True)
 class Toolchain:
     """What an interpreter builds with. `python`: its tag; `abi`: whether its torch has C++11's strings; `libraries`: the folder of
-    torch's own. `nvcc` and `compiler` are versions. None: there is none."""
+    torch's own. `nvcc` and `compiler` are versions; `headers`: whether there is a Python.h. None: there is none."""
 
     python: str
     torch: str | None
@@ -32,6 +32,7 @@ class Toolchain:
     cuda_home: str | None
     nvcc: str | None
     compiler: str | None
+    headers: bool
     absent: list[str]
 
 
@@ -77,6 +78,8 @@ def obstacle(found: Toolchain, python: str, archs: tuple[str, ...]) -> BuildErro
         )
     if found.compiler is None:
         return BuildError("there is no C++ compiler", "install g++, or name one in CXX")
+    if not found.headers:
+        return BuildError(f"the headers of Python are missing for {python}", "install them: python3-dev, or python3.12-devel")
     if found.absent:
         return BuildError(f"{', '.join(found.absent)} missing under {python}", f"{python} -m pip install {' '.join(found.absent)}")
     return None

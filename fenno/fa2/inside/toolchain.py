@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 
@@ -48,6 +49,12 @@ def compiler() -> str | None:
     return f"{Path(named).name} {said.strip()}"
 
 
+def headers() -> bool:
+    """Whether a C++ compiler finds Python.h: some systems have it in a package of its own."""
+    places = [sysconfig.get_path("include"), *os.environ.get("CPLUS_INCLUDE_PATH", "").split(os.pathsep)]
+    return any(place and Path(place, "Python.h").is_file() for place in places)
+
+
 def absent() -> list[str]:
     """What pip would have to install: torch's builder runs ninja, and setuptools makes wheels by itself since 70.1."""
     modern = importlib.util.find_spec("setuptools") and importlib.util.find_spec("setuptools.command.bdist_wheel")
@@ -69,6 +76,7 @@ def main() -> None:
                 "cuda_home": home,
                 "nvcc": nvcc_version(home),
                 "compiler": compiler(),
+                "headers": headers(),
                 "absent": absent(),
             }
         )
