@@ -20,6 +20,7 @@ from fenno.fa2.stubs import FUNCTIONS, TYPES
 # KiB of shared memory that one block may have, by architecture.
 SHARED = {"80": 163, "90": 227, "100": 227, "110": 227, "120": 99}
 MMA_ROWS = 16  # of one warp
+COLUMNS = (32, 64, 128, 256)  # forward kernels take pairs of 16: a static_assert of dropout.h
 REGISTERS = 200  # a thread's accumulators; of 255 the rest is for everything else
 FOLDER = "csrc/flash_attn/src"
 # Whose tiles are tried: prompts; decoding where there is a block for every processor; decoding in splits where there is not.
@@ -31,7 +32,8 @@ CALLED: Mapping[str, str] = {
 
 
 def possible(direction: Direction, head: int, arch: str) -> tuple[Tile, ...]:
-    """The tiles that the kernels' layout allows: 16 rows a warp, whole passes of the copying threads, shared memory, registers.
+    """The tiles that the kernels' layout allows: 16 rows a warp, columns in pairs of 16, whole passes of the copying threads,
+    shared memory, registers.
 
     Split kernels have four warps: their partial results are written by 128 threads.
     """
@@ -39,7 +41,7 @@ def possible(direction: Direction, head: int, arch: str) -> tuple[Tile, ...]:
     for warps in (4,) if direction == "fwd_split" else (2, 4, 8):
         copied = 32 * warps // (8 if head % 64 == 0 else 4)
         for rows in (MMA_ROWS * warps, 2 * MMA_ROWS * warps):
-            for columns in (16, 32, 64, 128, 256):
+            for columns in COLUMNS:
                 shared = (rows + 2 * columns) * head * 2
                 accumulators = rows * (head + columns) / (32 * warps)
                 if columns % copied == 0 and shared <= SHARED[arch] * 1024 and accumulators <= REGISTERS:

@@ -5,9 +5,23 @@ Runs under the interpreter that the wheel is for. Everything it does stands in f
 
 import json
 from pathlib import Path
+from typing import Any
 
 from setuptools import find_packages, setup
 from torch.utils.cpp_extension import BuildExtension, CUDAExtension
+
+
+class LongestFirst(BuildExtension):  # type: ignore[misc]
+    """Compiles in the order of the sources that it was given, where setuptools would sort them by name."""
+
+    def build_extension(self, ext: CUDAExtension) -> None:
+        order, compiled = list(ext.sources), self.compiler.compile
+
+        def ordered(sources: list[str], *more: Any, **named: Any) -> Any:
+            return compiled(sorted(sources, key=order.index), *more, **named)
+
+        self.compiler.compile = ordered
+        super().build_extension(ext)
 
 
 def main() -> None:
@@ -27,7 +41,7 @@ def main() -> None:
         packages=find_packages(include=["flash_attn", "flash_attn.*"]),
         package_data={"flash_attn": ["fenno-fa2.json"]},
         ext_modules=[extension],
-        cmdclass={"build_ext": BuildExtension},
+        cmdclass={"build_ext": LongestFirst},
         install_requires=["torch", "einops"],
     )
 
