@@ -125,6 +125,15 @@ def killed_in_the_second_trial(place: Place) -> Story:
     return story
 
 
+def two_workers(place: Place) -> Story:
+    """Two on one SQLite, of which the second comes when the first has begun; both of them want a port that only one can have."""
+    chosen = place.recipe(**{**NARROW, "engine": {"flags": {"max-num-seqs": 1, "port": 8137}, "scheduler": "token_aware"}})
+    asked = ("tune", chosen, "--storage", "sqlite:///shared.db", "--gpus", "0")
+    first = place.start(*asked).until(lambda said: "trial 0:" in said)
+    second = place.start(*asked)
+    return Story(place, [first.finish(), second.finish()])
+
+
 def out_of_space(place: Place) -> Story:
     """A disk that is full when the first trial ends."""
     small = place.folder / "fenno-studies"
@@ -191,6 +200,7 @@ SCENARIOS: dict[str, Callable[[Place], Story]] = {
     "starting": at("starting"),
     "cap": met_by_another_cap,
     "variable": met_by_a_variable,
+    "workers": two_workers,
     "compared": met_and_compared,
     "other": met_with_other_outputs,
     "lot": drawn_by_lot,
@@ -392,6 +402,20 @@ def test_a_killed_run_is_gone_on_with(told: Callable[[str], Story]) -> None:
     assert "interrupted before, going on" in second.err and second.document["study"] == f"fenno-studies/{story.study.name}"
     assert "trial 0:" not in second.err and "trial 1:" in second.err
     assert second.document["trials"] == 2, "the one that was finished, and the one that was not, once more"
+
+
+def test_two_workers_on_one_database_come_to_one_verdict_and_each_leaves_the_whole_of_it(told: Callable[[str], Story]) -> None:
+    first, second = told("workers").runs
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert first.document["sentence"] == second.document["sentence"] and "confirmed" in first.document["sentence"]
+    assert "shared with every worker on stub-" in second.err
+    folders = told("workers").place.studies()
+    assert len(folders) == 2 and all((folder / "verdict.json").exists() and (folder / "tuned.yaml").exists() for folder in folders)
+    shown = [told("workers").place.fenno("study", "export", folder, "--to", "json").document["trials"] for folder in folders]
+    assert shown[0] == shown[1] and len(shown[0]) == first.document["trials"]
+    wide = [line for line in told("workers").place.starts() if "--scheduler-cls" in line and "8137" in line]
+    assert wide == [], "each worker has a port of its own"
+    assert "port: 8137" in (folders[0] / "tuned.yaml").read_text(), "which is no part of what was found"
 
 
 @pytest.mark.skipif(not MAY_MOUNT, reason="needs to mount a small file system")

@@ -203,6 +203,9 @@ class Replayed:
     def now(self) -> float:
         return self.clock
 
+    def sleep(self, seconds: float) -> None:
+        self.clock += seconds
+
     @contextlib.contextmanager
     def wide(self, restart: Point) -> Iterator[Seat]:
         self.clock += START

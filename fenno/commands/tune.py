@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -38,6 +39,10 @@ def tune(
     confirm: Annotated[str, typer.Option(help="quick: the winner after a cold start; full: and cold defaults; off")] = "quick",
     seed: Annotated[int, typer.Option(help="of arrivals, lengths, prompts and the sampler")] = 1,
     out: OutOption = Path("fenno-studies"),
+    storage: Annotated[
+        str | None, typer.Option(help="a database whose study several workers share: sqlite:////shared/f.db, postgresql://HOST/DB")
+    ] = None,
+    gpus: Annotated[str | None, typer.Option(help="the GPUs of this worker: 0,1 (CUDA_VISIBLE_DEVICES)")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="do not go on with an interrupted study")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done, start nothing")] = False,
     watch: Annotated[
@@ -50,13 +55,17 @@ def tune(
     from fenno.screen import Screen
     from fenno.tune import confirm as confirms
     from fenno.tune import session
+    from fenno.tune import storage as storages
 
-    others: dict[str, object] = {"--maximize": maximize, "--control": control, "--fresh": fresh, "--dry-run": dry_run}
+    others: dict[str, object] = {"--maximize": maximize, "--control": control, "--storage": storage, "--fresh": fresh}
+    others["--dry-run"] = dry_run
     check_options(confirm, maximize, control, others if watch else {})
     path = tuned(recipe_name) if watch else choose(recipe_name)
     short: dict[str, object] = {"p95_ttft": target_p95, "qps": target_qps, "memory": max_memory}
     chosen = recipe.load(path).with_targets(**{**short, **named(target)})
     check_prompts(chosen.workload.prompts)
+    use_gpus(chosen, gpus)
+    where = storages.address(storage) if storage else None
     seconds, wanted, most = units.duration(budget), cast("Confirm", confirm), maximize is not None
     arm = cast("Arm | None", control)
     if watch:
@@ -69,10 +78,13 @@ def tune(
             print("\n".join(session.plan(ready, budget=seconds, confirm=wanted, maximize=most, arm=arm)))
             return
         goal = "-".join(filter(None, ("most-qps" if most else "", control)))
-        opened = session.begin(ready, out=out, seed=seed, fresh=fresh, events=screen, goal=goal)
+        opened = session.begin(ready, out=out, seed=seed, fresh=fresh, events=screen, goal=goal, storage=where)
         if arm:
             opened.document["control"] = arm
         console.say(f"study: {opened.place.folder}" + (" (interrupted before, going on)" if opened.place.resumed else ""))
+        if where:
+            shared = opened.document["storage"]
+            console.say(f"shared with every worker on {shared['name']} in {shared['url']}")
         verdict = confirms.tune(opened.run, confirm=wanted, maximize=most, arm=arm)
     raise typer.Exit(tell(opened, verdict, serve=True))
 
@@ -88,6 +100,15 @@ def check_options(confirm: str, maximize: str | None, control: str | None, usele
     given = next((name for name, value in useless.items() if value), None)
     if given:
         raise UsageError(f"--watch measures a recipe as it is: {given} does not go with it", "leave one of them out")
+
+
+def use_gpus(recipe: Recipe, names: str | None) -> None:
+    """Show this worker's engines no other GPUs. Raises `UsageError` where the recipe names some itself."""
+    if names is None:
+        return
+    if "CUDA_VISIBLE_DEVICES" in recipe.engine.env:
+        raise UsageError("--gpus, and CUDA_VISIBLE_DEVICES in the recipe's `engine.env`", "leave one of them out")
+    os.environ["CUDA_VISIBLE_DEVICES"] = names
 
 
 def tuned(name: str | None) -> Path:

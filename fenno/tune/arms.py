@@ -18,8 +18,19 @@ from fenno.tune import space as spaces
 from fenno.tune import verdict as verdicts
 from fenno.tune.bench import Seat
 from fenno.tune.capacity import Bracket
+from fenno.tune.claims import Claim
 from fenno.tune.propose import Proposal
-from fenno.tune.run import MOST_DEATHS, Run, exhausted, failed_start, met_live, once_more, one_trial, remember_outputs
+from fenno.tune.run import (
+    MOST_DEATHS,
+    Run,
+    exhausted,
+    failed_start,
+    met_live,
+    once_more,
+    one_trial,
+    remember_outputs,
+    under_way,
+)
 from fenno.tune.space import Space
 from fenno.tune.verdict import Verdict
 
@@ -48,16 +59,22 @@ def survey(run: Run, arm: Arm, *, maximize: bool, starts: int = 0) -> Verdict:
     """One start after the other until the targets are met or the time is over; `maximize`: until what is left of the time is needed
     for so many more `starts`. Points of an earlier run count. Raises `EngineError` when the first engines do not start."""
     reserve = run.reserve(starts) if maximize else 0.0
-    for point in points(run.space, arm, run.seed):
+    while not run.study.settled():
         trials = run.study.trials()
         if not maximize and met_live(trials, run.space):
             break
-        if any(t.point == point for t in trials):
-            continue
+        gone = [*(t.point for t in trials), *under_way(run)]
+        point = next((p for p in points(run.space, arm, run.seed) if p not in gone), None)
+        if point is None:
+            if run.time_for_a_start(reserve) and run.bide():
+                continue
+            break
         if trials and not run.time_for_a_start(reserve):
             return over(run, arm, maximize, cut_short=True)
         why = WHY["defaults" if point == run.space.defaults else arm]
-        measure_start(run, Proposal(point, why, "control"), reserve, maximize)
+        with run.study.claimed(Claim("start", point), len(trials)) as mine:
+            if mine:
+                measure_start(run, Proposal(point, why, "control"), reserve, maximize)
     return over(run, arm, maximize)
 
 

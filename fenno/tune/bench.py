@@ -68,6 +68,9 @@ class Bench(Protocol):
     def now(self) -> float:
         """Seconds of the clock that a study's deadline is on."""
 
+    def sleep(self, seconds: float) -> None:
+        """Let so many seconds of it pass."""
+
     def wide(self, restart: Point) -> AbstractContextManager[Seat]:
         """An engine started wide, with the flags of `restart`, that takes every live knob."""
 
@@ -88,6 +91,9 @@ class Engines:
 
     def now(self) -> float:
         return time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     @contextlib.contextmanager
     def wide(self, restart: Point) -> Iterator[Running]:

@@ -17,8 +17,9 @@ from fenno.tune import space as spaces
 from fenno.tune import verdict as verdicts
 from fenno.tune.bench import Seat
 from fenno.tune.capacity import Bracket
+from fenno.tune.claims import Claim
 from fenno.tune.propose import Proposal
-from fenno.tune.run import AGAIN, PATIENCE, Run, floor, one_trial, remember_outputs, search
+from fenno.tune.run import AGAIN, PATIENCE, Run, floor, next_start, one_trial, remember_outputs, search, under_way
 from fenno.tune.space import Point
 from fenno.tune.study import Trial
 from fenno.tune.verdict import Verdict
@@ -46,17 +47,22 @@ def live_climb(run: Run, seat: Seat, restart: Point, reserve: float) -> Verdict 
     """Trials on one running engine, as long as `reserve` seconds are left after them; those of an earlier run count."""
     if not run.study.trials() and (too_slow := floor(run, seat)):
         return verdicts.infeasible(run.study.trials(), too_slow)
-    while True:
+    while not run.study.settled():
         trials = run.study.trials()
         ask = next_ask(run, trials, restart)
         if ask is None:
+            if next_start(run, frontier(trials)) is None and run.time_left() > reserve and run.bide():
+                continue
             return None
         # The first trial is made in any case: without one there is nothing to confirm.
         if trials and run.time_left() < reserve + trial.seconds_needed(run.recipe.with_targets(qps=ask.rate)):
             return crowned(run, cut_short=True)
         if trials and not restart:
             remember_outputs(run, seat, "wide")
-        run.study.add(one_trial(run, seat, ask.proposal, len(trials), ask.rate))
+        with run.study.claimed(Claim("trial", ask.proposal.point, ask.rate), len(trials)) as mine:
+            if mine:
+                run.study.add(one_trial(run, seat, ask.proposal, len(trials), ask.rate))
+    return None
 
 
 def crowned(run: Run, cut_short: bool = False) -> Verdict:
@@ -120,31 +126,44 @@ def frontier(trials: Sequence[Trial]) -> list[Trial]:
 def next_ask(run: Run, trials: list[Trial], restart: Point) -> Ask | None:
     """The defaults, then the best point's own bracket, then challengers at the rate that it lost."""
     first = trial.target_rate(run.recipe)
+    busy = [(claim.point, claim.rate) for claim in run.study.others()]
     if not trials:
-        return Ask(Proposal(dict(run.space.defaults), "the engine's defaults, imitated on the wide server", "defaults"), first)
-    last = trials[-1]
+        point = dict(run.space.defaults)
+        why = "the engine's defaults, imitated on the wide server"
+        return Ask(Proposal(point, why, "defaults"), first) if (point, first) not in busy else None
     here = [t for t in trials if spaces.restart_part(t.point, run.space) == restart and t.origin != "confirmation"]
-    if last in here and last.state == "invalid" and attempts(here, last) <= AGAIN:
-        return Ask(Proposal(last.point, f"once more: {last.reason}", last.origin), last.rate)
+    if (again := once_more(here, busy)) is not None:
+        return again
     best = champion(trials)
     if best is None:
         return None
     point, found = best
-    if spaces.restart_part(point, run.space) == restart and (rate := capacity.next_rate(found, first)) is not None:
+    rate = capacity.next_rate(found, first) if spaces.restart_part(point, run.space) == restart else None
+    if rate is not None and (point, rate) not in busy:
         return Ask(Proposal(point, f"it holds {found}" if found.held else "a lower rate", origin(trials, point)), rate)
-    challenger = next_challenger(run, trials, here, point, restart)
-    return Ask(challenger, found.lost) if challenger and math.isfinite(found.lost) else None
+    challenger = next_challenger(run, trials, here, point, restart) if math.isfinite(found.lost) else None
+    return Ask(challenger, found.lost) if challenger else None
+
+
+def once_more(here: Sequence[Trial], busy: Sequence[tuple[Point, float]]) -> Ask | None:
+    """A point at a rate again, whose last trial was no measurement."""
+    for i, last in enumerate(here):
+        done = any((t.point, t.rate) == (last.point, last.rate) for t in here[i + 1 :])
+        if last.state == "invalid" and not done and attempts(here, last) <= AGAIN and (last.point, last.rate) not in busy:
+            return Ask(Proposal(last.point, f"once more: {last.reason}", last.origin), last.rate)
+    return None
 
 
 def next_challenger(run: Run, trials: list[Trial], here: list[Trial], best: Point, restart: Point) -> Proposal | None:
     """A point that may hold what the best one did not: what the rules name, then the sampler's; None when too many did not."""
+    busy = under_way(run)
     if not here:
-        return Proposal(
-            {**run.space.defaults, **spaces.live_part(best, run.space), **restart}, "the best point, started anew", "restart"
-        )
+        point = {**run.space.defaults, **spaces.live_part(best, run.space), **restart}
+        if point not in busy:
+            return Proposal(point, "the best point, started anew", "restart")
     failed = failures_since(trials)
     at = [t.tried() for t in frontier(trials) if t in here]
-    ruled = propose.by_rule(at, run.space, seen=[t.point for t in here])
+    ruled = propose.by_rule(at, run.space, seen=[*(t.point for t in here), *busy])
     if ruled is not None and failed < 2 * PATIENCE:
         return ruled
     sampled = [t for t in trials[len(trials) - failed :] if t.origin == "sampler"]

@@ -14,6 +14,7 @@ from fenno.tune import verdict as verdicts
 from fenno.tune.arms import Arm
 from fenno.tune.bench import Seat
 from fenno.tune.capacity import Bracket
+from fenno.tune.claims import Claim
 from fenno.tune.quality import Comparison
 from fenno.tune.run import AGAIN, Run, measured, meet
 from fenno.tune.space import Point
@@ -30,30 +31,49 @@ MOST_REFUTED = 3
 
 def tune(run: Run, *, confirm: Confirm = "quick", maximize: bool = False, arm: Arm | None = None) -> Verdict:
     """Search until there is a verdict, then confirm it. `maximize`: the largest rate, else the targets' own; `arm`: what the search
-    is compared with, in its place. Raises `EngineError` when no engine starts."""
-    if arm == "defaults":
-        return arms.survey(run, arm, maximize=maximize)
-    done, full = unfinished(run.study.trials()), confirm == "full"
-    for refuted in range(1, MOST_REFUTED + 1):
+    is compared with, in its place. The verdict of one worker ends the search of all. Raises `EngineError` when no engine starts."""
+    with run.study.present():
+        verdict = concluded(run, confirm, maximize, arm)
+        # Where nothing can be said, others may come further.
+        if verdict.over and (verdict.outcome != "inconclusive" or not run.study.others()):
+            run.study.settle(verdicts.dumps(verdict))
+        told = run.study.settled()
+    return verdicts.loads(told) if told else verdict
+
+
+def concluded(run: Run, confirm: Confirm, maximize: bool, arm: Arm | None) -> Verdict:
+    """The verdict of this worker's search, and of the cold starts that it made; of no worth where another has settled it."""
+    refuted, full = 0, confirm == "full"
+    while True:
+        done = [] if refuted else unfinished(run.study.trials())
         found = begun(run, full, done) if maximize and done else None
         found = found or look(run, STARTS[confirm], maximize, arm)
-        if found.outcome != "met" or found.trial is None or confirm == "off":
+        to_confirm = found.outcome == "met" and confirm != "off" and arm != "defaults"
+        if not to_confirm or found.trial is None or run.study.settled():
             return found
         if run.time_left() < run.bench.start_seconds:
             return verdicts.cut_short(run.study.trials(), "the targets were met live, and no time was left for a cold start")
-        verify = confirmed_rate if maximize else confirmed
-        verdict = verify(run, found.trial, full=full, done=done)
-        done = []
+        with run.study.claimed(Claim("confirmation"), 0) as mine:
+            if mine:
+                verify = confirmed_rate if maximize else confirmed
+                verdict = verify(run, found.trial, full=full, done=done)
+                if verdict.outcome == "met":
+                    # Before anybody else can think of a cold start.
+                    run.study.settle(verdicts.dumps(verdict))
+        if not mine:
+            run.bide()
+            continue
+        refuted += 1
         if verdict.outcome == "met" or refuted == MOST_REFUTED or not run.time_for_a_start():
-            break
+            return verdict
         run.events.say(f"{verdict.sentence.partition(';')[0]}; the search goes on")
-    return verdict
 
 
 def look(run: Run, starts: int, maximize: bool, arm: Arm | None) -> Verdict:
     """The verdict before cold `starts`: of the search, or of an arm."""
     if arm:
-        return arms.survey(run, arm, maximize=maximize, starts=starts)
+        # The defaults are measured after a cold start as it is.
+        return arms.survey(run, arm, maximize=maximize, starts=0 if arm == "defaults" else starts)
     return climb.climb(run, starts) if maximize else meet(run)
 
 

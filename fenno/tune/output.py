@@ -35,18 +35,23 @@ class Place:
     resumed: bool
 
 
+def key(recipe: Recipe, facts: Mapping[str, Any], goal: str = "") -> str:
+    """What names of studies begin with that look for the same on the same engine."""
+    return "-".join(filter(None, (recipe.name, recipe.digest(), f"vllm{facts['engine']['version']}", goal)))
+
+
 def place(root: Path, recipe: Recipe, facts: Mapping[str, Any], fresh: bool, goal: str = "") -> Place:
     """The folder of an unfinished study of this very recipe on this very engine and host, the newest first, else a new one.
 
     `facts`: as of `facts`; `goal`: what is looked for, where it is not the targets alone.
     """
-    key = "-".join(filter(None, (recipe.name, recipe.digest(), f"vllm{facts['engine']['version']}", goal)))
+    begins = key(recipe, facts, goal)
     # Of this very goal: others have more between the key and the date.
-    earlier = [folder for folder in root.glob(f"{key}-*") if re.fullmatch(r"-\d{8}-\d{6}", folder.name.removeprefix(key))]
+    earlier = [folder for folder in root.glob(f"{begins}-*") if re.fullmatch(r"-\d{8}-\d{6}", folder.name.removeprefix(begins))]
     for folder in sorted(earlier, reverse=True) if not fresh else []:
         if (folder / "study.db").exists() and not (folder / DONE).exists() and comparable(folder, facts):
             return Place(folder, resumed=True)
-    return Place(root / f"{key}-{time.strftime('%Y%m%d-%H%M%S')}", resumed=False)
+    return Place(root / f"{begins}-{time.strftime('%Y%m%d-%H%M%S')}", resumed=False)
 
 
 def comparable(folder: Path, facts: Mapping[str, Any]) -> bool:
@@ -55,14 +60,20 @@ def comparable(folder: Path, facts: Mapping[str, Any]) -> bool:
         before = json.loads((folder / BEGUN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return _weighty(before) == _weighty(json.loads(dumps(facts)))
+    return alike(before, json.loads(dumps(facts)))
+
+
+def alike(before: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
+    """Whether figures under both, each as JSON has it, can stand beside each other."""
+    return _weighty(before) == _weighty(facts)
 
 
 def _weighty(facts: Mapping[str, Any]) -> list[Any]:
     """What of a study's facts its figures depend on most; what of a host changes by the second is left out."""
     host = facts["host"]
     gpus = [gpu["name"] for gpu in host["gpus"]]
-    return [facts["engine"], facts.get("space"), *(host[name] for name in ("system", "processor", "cores", "memory")), gpus]
+    memory = round(host["memory"] / 2**30)
+    return [facts["engine"], facts.get("space"), *(host[name] for name in ("system", "processor", "cores")), memory, gpus]
 
 
 def tuned(recipe: Recipe, point: Point, space: Space) -> Recipe:

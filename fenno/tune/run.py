@@ -13,12 +13,13 @@ from typing import Literal, Protocol
 from fenno import machine
 from fenno.engine import catalogue
 from fenno.errors import EngineError, LoadError, UsageError
-from fenno.recipe import Latency, Recipe
+from fenno.recipe import Latency, Recipe, Scalar
 from fenno.tune import bench as benches
 from fenno.tune import propose, quality, trial
 from fenno.tune import space as spaces
 from fenno.tune import verdict as verdicts
 from fenno.tune.bench import Bench, Seat
+from fenno.tune.claims import Claim
 from fenno.tune.propose import Proposal
 from fenno.tune.space import Point, Space
 from fenno.tune.study import Study, Trial
@@ -30,6 +31,8 @@ PATIENCE = 3
 MOST_DEATHS = 3
 # A client that was late once, on a host that others use too, is not late for ever.
 AGAIN = 3
+# Seconds between two looks at what other workers have found, where there is nothing else to do.
+MOMENT = 2.0
 
 
 class Events(benches.Events, Protocol):
@@ -61,6 +64,18 @@ class Run:
     def time_for_a_start(self, reserve: float = 0.0) -> bool:
         return self.time_left() >= reserve + self.bench.start_seconds + trial.seconds_needed(self.recipe)
 
+    def bide(self) -> bool:
+        """Whether other workers still do something: then a moment has passed, and what they find may give this one something to do.
+
+        For one that has nothing. Of several that have nothing, none waits.
+        """
+        self.study.idle(True)
+        if busy := [claim for claim in self.study.others() if claim.kind == "worker" and not claim.idle]:
+            self.events.watch(0.0, f"nothing to do until others have measured ({len(busy)} at work)")
+            self.bench.sleep(MOMENT)
+        self.study.idle(False)
+        return bool(busy)
+
 
 # A search on one running engine, under some restart flags: a verdict, or None when there is none and nothing is left to try on it.
 Live = Callable[["Run", Seat, Point], Verdict | None]
@@ -76,8 +91,9 @@ def search(run: Run, live: Live, telling: Telling, begin: Point) -> Verdict | No
     restart, deaths = begin, 0
     while True:
         try:
-            with run.bench.wide(restart) as seat:
-                found = live(run, seat, restart)
+            # Several may begin alike; any other start is made by one worker alone.
+            with run.study.claimed(Claim("start", restart), 0) as mine:
+                found = on_engine(run, live, restart) if mine or restart == begin else None
         except EngineError as error:
             deaths += error.stage != "start"
             trials = run.study.trials()
@@ -89,12 +105,22 @@ def search(run: Run, live: Live, telling: Telling, begin: Point) -> Verdict | No
             if error.stage != "start":
                 continue
         proposal = next_start(run, telling(run.study.trials()))
-        if found or proposal is None:
+        if found or run.study.settled():
             return found
+        if proposal is None:
+            if run.time_for_a_start() and run.bide():
+                continue
+            return None
         if not run.time_for_a_start():
             return verdicts.cut_short(run.study.trials(), "the time budget ended before another start; give a longer --budget")
         run.events.say(proposal.why)
         restart = spaces.restart_part(proposal.point, run.space)
+
+
+def on_engine(run: Run, live: Live, restart: Point) -> Verdict | None:
+    """`live` on one engine."""
+    with run.bench.wide(restart) as seat:
+        return live(run, seat, restart)
 
 
 def _survivable(run: Run, restart: Point, error: EngineError) -> bool:
@@ -118,21 +144,28 @@ def live_search(run: Run, seat: Seat, restart: Point) -> Verdict | None:
         too_slow = floor(run, seat)
         if too_slow:
             return verdicts.infeasible(run.study.trials(), too_slow)
-    while True:
+    while not run.study.settled():
         trials = run.study.trials()
-        winner = met_live(trials, run.space)
-        proposal = ablation(run, trials, winner, restart) if winner and run.time_for_a_start() else None
+        winner, busy = met_live(trials, run.space), under_way(run)
+        proposal = ablation(run, trials, winner, restart, busy) if winner and run.time_for_a_start() else None
         if winner and proposal is None:
+            if any(point in busy for point in put_back(winner, run.space, restart)) and run.bide():
+                continue
             return verdicts.met(winner, run.space, confirmed=False)
         if not winner:
             if run.time_left() < trial.seconds_needed(run.recipe):
                 return verdicts.cut_short(trials, "the time budget ended first; give a longer --budget")
             proposal = next_point(run, trials, restart)
         if proposal is None:
+            if next_start(run, measured_ones(trials)) is None and run.bide():
+                continue
             return None
         if trials and not restart:
             remember_outputs(run, seat, "wide")
-        run.study.add(one_trial(run, seat, proposal, len(trials)))
+        with run.study.claimed(Claim("trial", proposal.point, trial.target_rate(run.recipe)), len(trials)) as mine:
+            if mine:
+                run.study.add(one_trial(run, seat, proposal, len(trials)))
+    return None
 
 
 def met_live(trials: Sequence[Trial], space: Space) -> Trial | None:
@@ -141,16 +174,20 @@ def met_live(trials: Sequence[Trial], space: Space) -> Trial | None:
     return min(met, key=lambda t: len(spaces.changed(t.point, space)), default=None)
 
 
-def ablation(run: Run, trials: Sequence[Trial], winner: Trial, restart: Point) -> Proposal | None:
-    """The winner with one of its changes put back, not tried yet: what brings nothing is dropped. One change alone brings all."""
-    changed = spaces.changed(winner.point, run.space)
-    if len(changed) < 2 or spaces.restart_part(winner.point, run.space) != restart:
-        return None
-    less = [{**winner.point, knob: run.space.defaults[knob]} for knob in changed if knob in run.space.values]
-    tried = [t.point for t in trials]
-    point = next((p for p in less if p not in tried and spaces.legal(p)), None)
-    knob = next((k for k in changed if point and point[k] != winner.point[k]), "")
+def ablation(run: Run, trials: Sequence[Trial], winner: Trial, restart: Point, busy: Sequence[Point] = ()) -> Proposal | None:
+    """The winner with one of its changes put back, not tried yet, nor being tried (`busy`): what brings nothing is dropped."""
+    tried = [*(t.point for t in trials), *busy]
+    point = next((p for p in put_back(winner, run.space, restart) if p not in tried and spaces.legal(p)), None)
+    knob = next((k for k in winner.point if point and point[k] != winner.point[k]), "")
     return Proposal(point, f"the winner with {knob} put back: does it still meet the targets?", "ablation") if point else None
+
+
+def put_back(winner: Trial, space: Space, restart: Point) -> list[dict[str, Scalar]]:
+    """The winner with each of its changes put back that this engine can; none where one change alone brings all."""
+    changed = spaces.changed(winner.point, space)
+    if len(changed) < 2 or spaces.restart_part(winner.point, space) != restart:
+        return []
+    return [{**winner.point, knob: space.defaults[knob]} for knob in changed if knob in space.values]
 
 
 def meet(run: Run) -> Verdict:
@@ -161,64 +198,74 @@ def meet(run: Run) -> Verdict:
     return search(run, live_search, measured_ones, begin={}) or exhausted(run.study.trials())
 
 
+def under_way(run: Run) -> list[Point]:
+    """The points that other workers measure or start now."""
+    return [claim.point for claim in run.study.others() if claim.kind in ("start", "trial")]
+
+
 def measured_ones(trials: list[Trial]) -> list[Trial]:
     return [t for t in trials if t.measured]
 
 
 def next_start(run: Run, telling: list[Trial]) -> Proposal | None:
     """The next engine to start, by what held the best of `telling` back."""
-    return propose.next_restart([t.tried() for t in telling], run.space, [t.point for t in run.study.trials()])
+    return propose.next_restart([t.tried() for t in telling], run.space, [*(t.point for t in run.study.trials()), *under_way(run)])
 
 
 def next_point(run: Run, trials: list[Trial], restart: Point) -> Proposal | None:
     """The defaults, then what the rules name, then the sampler while it still finds better points; None when all is tried.
 
-    Trials under other restart flags do not count here, except that the best of them is where this engine begins.
+    Trials under other restart flags do not count here, except that the best of them is where this engine begins. What other workers
+    measure now is as good as tried.
     """
-    if not trials:
+    busy = under_way(run)
+    if not trials and run.space.defaults not in busy:
         return Proposal(dict(run.space.defaults), "the engine's defaults, imitated on the wide server", "defaults")
     here = [t for t in trials if spaces.restart_part(t.point, run.space) == restart]
     if not here:
         best = verdicts.nearest(trials)
-        live_values = spaces.live_part(best.point if best else {}, run.space)
-        return Proposal({**run.space.defaults, **live_values, **restart}, "the best live point on a new start", "restart")
-    again = once_more(here)
+        point = {**run.space.defaults, **spaces.live_part(best.point if best else {}, run.space), **restart}
+        if point not in busy:
+            return Proposal(point, "the best live point on a new start", "restart")
+    again = once_more(here, busy)
     if again is not None:
         return again
     best = verdicts.nearest(here)
     if best and best.limit and best.limit.name == "front end" and next_start(run, measured_ones(trials)):
         return None
-    ruled = propose.by_rule([t.tried() for t in verdicts.latest(here)], run.space, seen=[t.point for t in here])
+    seen = [*(t.point for t in here), *busy]
+    ruled = propose.by_rule([t.tried() for t in verdicts.latest(here)], run.space, seen=seen)
     if ruled is not None and propose.improving(_scores(here, "rule"), 2 * PATIENCE):
         return ruled
     if propose.improving(_scores(here, "sampler"), PATIENCE):
-        return run.study.sample(restart) or closer_look(here)
-    return closer_look(here)
+        return run.study.sample(restart) or closer_look(here, busy)
+    return closer_look(here, busy)
 
 
-def once_more(here: list[Trial]) -> Proposal | None:
-    """The last point again, where its first trial was no measurement, or where all that is unclear is whether the load is held.
+def once_more(here: Sequence[Trial], busy: Sequence[Point] = ()) -> Proposal | None:
+    """A point again whose last trial was no measurement, or where all that is unclear is whether the load is held.
 
-    It takes longer the second time: first uses of a kernel and a slowly filling queue need it.
+    It takes longer the second time: first uses of a kernel and a slowly filling queue need it. `busy`: points that others measure.
     """
-    last = here[-1]
-    attempts = sum(t.point == last.point for t in here)
-    if last.origin == "confirmation":
-        return None
-    # An engine that died of a point would die of it again.
-    if last.state == "invalid" and attempts <= AGAIN:
-        return Proposal(last.point, f"once more: {last.reason}", last.origin)
-    if only_unsteady(last) and attempts == 1:
-        return Proposal(last.point, "once more, for longer: " + "; ".join(last.judgement["notes"]), last.origin, 2)
+    last_ones = [t for i, t in enumerate(here) if all(t.point != later.point for later in here[i + 1 :])]
+    for last in last_ones:
+        attempts = sum(t.point == last.point for t in here)
+        if last.origin == "confirmation" or last.point in busy:
+            continue
+        # An engine that died of a point would die of it again.
+        if last.state == "invalid" and attempts <= AGAIN:
+            return Proposal(last.point, f"once more: {last.reason}", last.origin)
+        if only_unsteady(last) and attempts == 1:
+            return Proposal(last.point, "once more, for longer: " + "; ".join(last.judgement["notes"]), last.origin, 2)
     return None
 
 
-def closer_look(here: list[Trial]) -> Proposal | None:
+def closer_look(here: Sequence[Trial], busy: Sequence[Point] = ()) -> Proposal | None:
     """The nearest point once more and for longer, of those that were too close to call, or met the targets live and not cold."""
     met = [t.point for t in here if t.state == "met"]
     doubtful = [t for t in verdicts.latest(here) if t.state == "unclear" or (t.point in met and not t.other_outputs)]
     tries = [sum(t.point == doubt.point and t.origin != "confirmation" for t in here) for doubt in doubtful]
-    open_ones = [(doubt, count) for doubt, count in zip(doubtful, tries, strict=True) if count <= AGAIN]
+    open_ones = [(t, count) for t, count in zip(doubtful, tries, strict=True) if count <= AGAIN and t.point not in busy]
     if not open_ones:
         return None
     best, count = min(open_ones, key=lambda one: (one[0].state != "unclear", one[0].score))

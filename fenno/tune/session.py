@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,12 +21,13 @@ from fenno.tune import confirm as confirms
 from fenno.tune import memory, output, trial
 from fenno.tune import run as runs
 from fenno.tune import space as spaces
+from fenno.tune import storage as storages
 from fenno.tune import verdict as verdicts
 from fenno.tune.arms import Arm
 from fenno.tune.confirm import Confirm
 from fenno.tune.judge import judge
 from fenno.tune.space import Space
-from fenno.tune.study import Study, Trial
+from fenno.tune.study import Study, Trial, shared_name
 from fenno.tune.verdict import Verdict
 
 Say = Callable[[str], None]
@@ -51,7 +54,8 @@ def alone(folder: Path) -> TextIO:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise UsageError(
-            f"another fenno runs the study in {folder}", "wait for its end, or start one of its own by --fresh"
+            f"another fenno runs the study in {folder}",
+            "wait for its end, start one of its own by --fresh, or give both the same --storage",
         ) from error
     except OSError as error:
         raise DiskError(f"cannot keep a study in {folder}: {error.strerror}", "choose another --out folder") from error
@@ -83,6 +87,8 @@ def ready(
         raise UsageError(f"the budget is {budget:g} s", "it has to be more than nothing, such as --budget 15m")
     recipe = aimed(recipe, maximize)
     host = machine.probe()
+    # Names of another kind (MIG) are the driver's to understand.
+    host = replace(host, gpus=machine.visible(host.gpus, os.environ.get("CUDA_VISIBLE_DEVICES")) or host.gpus)
     if (missing := machine.lacking(host, recipe.host)) is not None:
         raise RecipeError(f"recipe {recipe.name}: {missing}", "run it on such a host, or change `host` in the recipe")
     if (fault := server.model_fault(recipe.engine)) is not None:
@@ -123,19 +129,45 @@ def _count(number: int, name: str) -> str:
     return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
-def begin(ready: Ready, *, out: Path, seed: int, fresh: bool, events: runs.Events, goal: str = "") -> Session:
+def begin(
+    ready: Ready, *, out: Path, seed: int, fresh: bool, events: runs.Events, goal: str = "", storage: str | None = None
+) -> Session:
     """Open a study under `out`, or the interrupted one of the same recipe that lies there. `goal`: what is looked for and how,
-    where it is not the targets alone. Raises `UsageError` for a study that another fenno runs."""
+    where it is not the targets alone. `storage`: a database in which workers on several GPUs or hosts have one study of this goal.
+
+    Raises `UsageError` for a study that another fenno runs, and `DiskError`.
+    """
     recipe, space = ready.recipe, ready.space
     document = output.facts(recipe, ready.known, ready.host, seed, space)
-    place = output.place(out, recipe, document, fresh, goal)
-    lock = alone(place.folder)
-    study = Study(place.folder, space, seed)
+    if storage is None:
+        place = output.place(out, recipe, document, fresh, goal)
+        lock = alone(place.folder)
+        study = Study(place.folder, space, seed)
+    else:
+        name = shared_name(storage, output.key(recipe, document, goal), fresh)
+        place = output.Place(out / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", resumed=False)
+        lock = alone(place.folder)
+        study = joined(Study(place.folder, space, seed, storage, name), document)
+        document["storage"] = {"url": storages.shown(storage), "name": name}
     head = f"The recipe of the study in this folder, with its targets. fenno {document['fenno']}, {document['date']}"
     output.write(place.folder, {"recipe.yaml": output.recipe_yaml(recipe, head), output.BEGUN: output.dumps(document)})
-    bench = benches.Engines(recipe, place.folder, space, events)
+    bench = benches.Engines(any_port(recipe) if storage else recipe, place.folder, space, events)
     run = runs.Run(recipe, space, study, seed, ready.deadline, events, bench)
     return Session(run, ready.known, ready.host, place, document, lock)
+
+
+def joined(study: Study, document: Mapping[str, Any]) -> Study:
+    """`study`, in a database that others may have begun it in. Raises `UsageError` where their figures cannot stand beside ours."""
+    if not output.alike(study.begun(document), json.loads(output.dumps(document))):
+        said = "the workers on this study have another engine, other values or other hardware than there are here"
+        raise UsageError(said, "workers share a study on hosts alike; --fresh begins one of its own")
+    return study
+
+
+def any_port(recipe: Recipe) -> Recipe:
+    """`recipe` without a port: of several workers on one host each finds a free one."""
+    flags = {name: value for name, value in recipe.engine.flags.items() if name != "port"}
+    return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"flags": flags})})
 
 
 def plan(ready: Ready, *, budget: float, confirm: Confirm, maximize: bool, arm: Arm | None = None) -> list[str]:

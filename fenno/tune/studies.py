@@ -23,7 +23,7 @@ from fenno.tune.study import Trial
 HEADER = ("study", "verdict", "recipe", "date", "trials")
 TRIALS_HEADER = ("trial", "state", "changed", "found", "held back by", "s")
 # Columns that every export has, in this order; those of the load, of knobs and of targets follow.
-COLUMNS = ("trial", "origin", "state", "why", "rate_per_s", "seconds", "score", "limit", "limit_evidence", "reason")
+COLUMNS = ("trial", "origin", "state", "why", "rate_per_s", "seconds", "score", "limit", "limit_evidence", "reason", "worker")
 COUNTS = ("requests", "completed", "output_tokens", "token_throughput", "goodput")
 
 
@@ -44,7 +44,7 @@ class Kept:
 
     def trials(self) -> list[Trial]:
         """Its finished trials, oldest first. Raises `DiskError`."""
-        return study.stored(self.folder)
+        return study.stored(self.folder, self.document.get("storage"))
 
 
 def load(folder: Path) -> Kept:
@@ -184,7 +184,18 @@ def rows(kept: Kept, trials: Sequence[Trial]) -> list[dict[str, Any]]:
 def _fixed(trial: Trial) -> dict[str, Any]:
     limit = (trial.limit.name, trial.limit.evidence) if trial.limit else (None, None)
     score = trial.score if trial.measured else None
-    told = (trial.number, trial.origin, trial.state, trial.why, trial.rate or None, trial.seconds, score, *limit, trial.reason)
+    told = (
+        trial.number,
+        trial.origin,
+        trial.state,
+        trial.why,
+        trial.rate or None,
+        trial.seconds,
+        score,
+        *limit,
+        trial.reason,
+        trial.worker,
+    )
     return dict(zip(COLUMNS, told, strict=True))
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from fenno import errors
 from fenno.tune.capacity import Bracket
 from fenno.tune.judge import Figure, Finding
 from fenno.tune.space import Space, changed, show
-from fenno.tune.study import Trial
+from fenno.tune.study import Trial, from_dict
 
 Outcome = Literal["met", "infeasible", "inconclusive"]
 EXIT: dict[Outcome, int] = {"met": errors.OK, "infeasible": errors.INFEASIBLE, "inconclusive": errors.INCONCLUSIVE}
@@ -82,6 +82,17 @@ def inconclusive(trials: Sequence[Trial], reason: str) -> Verdict:
 def cut_short(trials: Sequence[Trial], reason: str) -> Verdict:
     """Nothing can be said yet: the time ended first."""
     return replace(inconclusive(trials, reason), over=False)
+
+
+def dumps(verdict: Verdict) -> dict[str, Any]:
+    """A verdict for other workers: `loads` reads it."""
+    return asdict(verdict)
+
+
+def loads(told: dict[str, Any]) -> Verdict:
+    """What `dumps` has written."""
+    trial, held = told["trial"], told["capacity"]
+    return Verdict(**{**told, "trial": from_dict(trial) if trial else None, "capacity": Bracket(**held) if held else None})
 
 
 def _near(best: Trial | None) -> str:
