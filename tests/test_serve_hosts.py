@@ -135,3 +135,19 @@ def test_head_and_worker_wait_for_each_other_and_start_again_when_the_other_dies
         run.signal(signal.SIGINT)
     assert (head.finish().code, worker.finish().code) == (130, 130)
     until(lambda: not place.left())
+
+
+@pytest.mark.scenario
+def test_a_worker_in_the_background_says_what_it_does_and_is_not_rolled_back_alone(tmp_path: Path) -> None:
+    place = Place(tmp_path)
+    chosen, master = parallel(place), ("--master-addr", f"127.0.0.1:{claim_port(None)}")
+    worker = place.start("serve", chosen, "--name", "w", "--role", "worker", *master, "--detach")
+    head = place.fenno("serve", chosen, "--name", "h", "--role", "head", *master, "--detach")
+    joined = worker.finish()
+    assert (head.code, joined.code) == (0, 0), head.err + joined.err
+    assert "ready: it has joined the head; `fenno status w`" in joined.err
+    refused = place.fenno("rollback", "w")
+    assert refused.code == 2
+    assert "w is the worker of several hosts" in refused.err
+    assert [place.fenno("stop", name).code for name in ("h", "w")] == [0, 0]
+    until(lambda: not place.left())

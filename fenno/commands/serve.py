@@ -64,6 +64,7 @@ def serve(
         _detach(name, path, {**given, "--role": role, "--nnodes": nnodes, "--node-rank": node_rank, "--master-addr": master_addr})
         return
     place = state.hold(name, chosen, str(path.resolve()), detached=detached)
+    place.update(role=role or "")
     console.say(f"log: {place.state.log}")
     with _starting() as told:
         keep.keep(chosen, place, port, told, several)
@@ -101,7 +102,7 @@ def _detach(name: str, path: Path, options: dict[str, object]) -> None:
     given = [word for option, value in options.items() if value is not None for word in (option, str(value))]
     with _starting() as told:
         now = detach.start(name, [str(path.resolve()), "--name", name, "--detached", *given], told)
-    console.say(f"ready: {now.url}/v1 serves {now.model}; `fenno status {name}` looks after it, `fenno stop {name}` ends it")
+    console.say(f"ready: {now.service}; `fenno status {name}` looks after it, `fenno stop {name}` ends it")
     console.result({"name": name, "url": now.url, "model": now.model, "pid": now.pid, "log": now.log, "digest": now.digest})
 
 
@@ -173,6 +174,9 @@ def rollback(name: NameArgument = None, detach: DetachOption = False) -> None:
     from fenno.serve import status as statuses
 
     server = state.find(name)
+    if server.role:
+        hint = f"`fenno stop {server.name}` on each host, then `fenno serve` the earlier recipe there with --role"
+        raise UsageError(f"{server.name} is the {server.role} of several hosts, which have to serve the same recipe", hint)
     earlier = state.before(server)
     background = detach or (server.detached and server.alive)
     if server.alive:

@@ -117,8 +117,7 @@ def _announce(recipe: Recipe, place: Place, running: Server, told: Told) -> None
     url = running.url if running.model else ""
     place.update(phase="ready", ready=time.time(), url=url, model=running.model, engine=engine, on_gpu=running.on_gpu)
     place.remember(recipe)
-    what = f"{url}/v1 serves {running.model}" if url else "it has joined the head"
-    told.say(f"ready after {running.seconds:.0f} s: {what}; Ctrl-C ends it")
+    told.say(f"ready after {running.seconds:.0f} s: {place.state.service}; Ctrl-C ends it")
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ class State:
     """How a server is. `phase`: starting, ready, waiting (for the next start), draining, stopped or failed, `since` a time of
     the epoch; `stage` of a start, with the seconds `left`; `ready`: when this life became so; `pid` and `birth` are fenno's own,
     `engine` holds those of the engine's processes; `deaths` are of `policy.Death`, the last twenty; `said` and `hint`: why it
-    failed."""
+    failed; `role`: of one of several hosts, head or worker."""
 
     name: str
     recipe: str
@@ -54,6 +54,7 @@ class State:
     grace: float = 60.0
     on_gpu: bool = False
     detached: bool = False
+    role: str = ""
     restarts: int = 0
     engine: list[list[Any]] = field(default_factory=list)
     deaths: list[dict[str, Any]] = field(default_factory=list)
@@ -64,6 +65,11 @@ class State:
     def alive(self) -> bool:
         """Whether the fenno that serves it runs; a process that got its pid later is another."""
         return self.phase not in OVER and process.birth(self.pid) == self.birth
+
+    @property
+    def service(self) -> str:
+        """What it does when it is ready, in a few words."""
+        return f"{self.url}/v1 serves {self.model}" if self.url else "it has joined the head"
 
     def leftovers(self) -> list[tuple[int, str]]:
         """The engine's processes that still run."""
