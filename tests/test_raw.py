@@ -12,7 +12,9 @@ from stub import runs
 
 from fenno.errors import UsageError
 from fenno.load import raw, record
+from fenno.load import reply as replies
 from fenno.load.record import Record
+from fenno.load.sse import Response
 
 
 def some(count: int = 50, first: int = 0) -> list[Record]:
@@ -144,3 +146,23 @@ def test_a_sender_goes_on_to_the_next_file_and_a_kill_takes_nothing_of_what_was_
     raw.pack(tmp_path)
     assert [path.suffix for path in raw.files(tmp_path)][-2:] == [".parquet", ".jsonl"]
     assert list(raw.records(tmp_path)) == some()
+
+
+@pytest.mark.parametrize(("said", "kept"), [("3", 3), ('"3"', None), ("3.0", None), ("-1", None), ("true", None), ("9" * 12, None)])
+def test_a_count_that_is_none_and_half_a_character_do_not_come_into_the_records(
+    tmp_path: Path, said: str, kept: int | None
+) -> None:
+    """A server may say anything; what it says is read again from Parquet in three days."""
+    response, reply = Response(), replies.Reply()
+    usage = f'{{"prompt_tokens": 1, "completion_tokens": {said}}}'
+    events = (r'{"error": {"message": "half \ud83d of one"}}', f'{{"choices": [], "usage": {usage}}}')
+    response.status, response.body = 200, [(1.0, "".join(f"data: {event}\n\n" for event in events).encode())]
+    list(replies.read(response, reply))
+    assert (reply.prompt_tokens, reply.completion_tokens) == (1, kept)
+    one = runs.failure(1, 12.0, error=reply.error, completion_tokens=reply.completion_tokens)
+    write(raw.file(tmp_path, 77, 1), [one])
+    assert raw.table(raw.file(tmp_path, 77, 1))["error"].to_pylist() == ["half ? of one"]
+    assert list(raw.records(tmp_path)) == [one]
+    response.status, response.body = 500, [(1.0, rb'"half \udc00 of one"')]
+    list(replies.read(response, reply))
+    assert reply.error == "half ? of one"

@@ -123,7 +123,7 @@ def _error_of(body: bytes) -> str:
         return body[:200].decode(errors="replace").strip()
     if isinstance(value, dict):
         return _sentence(value.get("error") or value.get("detail") or value)
-    return str(value)[:200]
+    return _sentence(value)[:200]
 
 
 def _sentence(error: Any) -> str:
