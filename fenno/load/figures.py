@@ -99,7 +99,9 @@ class Gaps:
 
     def __init__(self, mine: Requests) -> None:
         words, ok = mine.words("cls"), mine.ok
-        keys, kind = np.unique(mine["turn"].astype(np.int64) * len(words.names) + words.codes, return_inverse=True)
+        key = mine["turn"].astype(np.int64) * len(words.names) + words.codes
+        keys = np.flatnonzero(np.bincount(key))
+        kind = np.searchsorted(keys, key).astype(np.int32)
         self._cls, self._turns = [words.names[key % len(words.names)] for key in keys], keys // max(1, len(words.names))
         self._failed = np.bincount(kind[~ok], minlength=len(keys))
         self._sums = np.zeros(len(keys))

@@ -98,6 +98,17 @@ def table(path: Path, columns: list[str] | None = None) -> Any:
     return found if columns is None else found.select(columns)
 
 
+def count(path: Path) -> int:
+    """How many records a packed file holds. Raises `UsageError` for another file."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        return int(pyarrow.parquet.read_metadata(path).num_rows)
+    except pyarrow.ArrowException as error:
+        raise _unreadable(path, error) from error
+
+
 def _table(data: bytes) -> Any:
     """Lines as a table; the last one may be cut short."""
     import numpy

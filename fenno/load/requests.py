@@ -28,7 +28,7 @@ class Words:
     """A column of a few different words: which of `names` each request has."""
 
     names: Sequence[str]
-    codes: NDArray[np.int32]
+    codes: NDArray[np.int16]
 
     def are(self, name: str) -> Mask:
         """Which requests have that word."""
@@ -88,21 +88,24 @@ class Requests:
     @staticmethod
     def read(folder: Path) -> Requests:
         """Every whole record of a run. Raises `UsageError` for a file that is none of records."""
-        pieces: dict[str, list[NDArray[Any]]] = {name: [] for name in (*STAMPS, *COUNTS, raw.GAP, *WORDS)}
+        files = raw.files(folder)
+        lines = {path: raw.table(path) for path in files if path.suffix != ".parquet"}
+        counts = [lines[path].num_rows if path in lines else raw.count(path) for path in files]
+        kinds = {**dict.fromkeys(STAMPS, np.float64), **dict.fromkeys(COUNTS, np.int32), raw.GAP: np.float32}
+        numbers: dict[str, NDArray[Any]] = {name: np.empty(sum(counts), kind) for name, kind in kinds.items()}
+        codes = {name: np.empty(sum(counts), np.int16) for name in WORDS}
         known: dict[str, dict[str, int]] = {name: {} for name in WORDS}
-        parts = []
-        for path in raw.files(folder):
-            table = raw.table(path, [*pieces] if path.suffix == ".parquet" else None)
-            for name in (*STAMPS, raw.GAP):
-                pieces[name].append(table[name].to_numpy())
-            for name in COUNTS:
-                pieces[name].append(table[name].fill_null(-1).to_numpy())
-            for name in WORDS:
-                pieces[name].append(_coded(table[name], known[name]))
-            parts.append(_part(path, table))
-        numbers = {name: _joined(pieces, name) for name in (*STAMPS, *COUNTS, raw.GAP)}
-        words = {name: Words([*known[name]], _joined(pieces, name)) for name in WORDS}
-        return Requests(_Columns(numbers, words, parts))
+        parts: list[Part] = []
+        begin = 0
+        for path, count in zip(files, counts, strict=True):
+            table = lines[path] if path in lines else raw.table(path, [*numbers, *codes])
+            for name, column in numbers.items():
+                column[begin : begin + count] = table[name].fill_null(-1 if name in COUNTS else np.nan).to_numpy()
+            for name, column in codes.items():
+                column[begin : begin + count] = _coded(table[name], known[name])
+            begin += count
+            parts.append(_part(path, count, lines.get(path)))
+        return Requests(_Columns(numbers, {name: Words([*known[name]], codes[name]) for name in WORDS}, parts))
 
     def __len__(self) -> int:
         return len(self._columns.numbers["sent"]) if self._at is None else len(self._at)
@@ -200,33 +203,25 @@ class Requests:
 
 def _words(values: Sequence[str]) -> Words:
     known: dict[str, int] = {}
-    codes = np.array([known.setdefault(value, len(known)) for value in values], np.int32)
+    codes = np.array([known.setdefault(value, len(known)) for value in values], np.int16)
     return Words([*known], codes)
 
 
-def _coded(column: Any, known: dict[str, int]) -> NDArray[np.int32]:
+def _coded(column: Any, known: dict[str, int]) -> NDArray[np.int16]:
     """A column of strings as numbers; `known` grows by the new ones."""
     found = column.combine_chunks().dictionary_encode()
-    codes = np.array([known.setdefault(word, len(known)) for word in found.dictionary.to_pylist()], np.int32)
+    codes = np.array([known.setdefault(word, len(known)) for word in found.dictionary.to_pylist()], np.int16)
     return codes[found.indices.to_numpy()] if len(codes) else codes
 
 
-def _joined(pieces: dict[str, list[NDArray[Any]]], name: str) -> NDArray[Any]:
-    """The pieces of a column as one, and gone."""
-    mine = pieces.pop(name)
-    return np.concatenate(mine) if mine else np.empty(0)
-
-
-def _part(path: Path, table: Any) -> Part:
+def _part(path: Path, count: int, lines: Any | None) -> Part:
     """A packed file is read again for what is not kept; lines are kept whole: of each process there is one file at the end."""
 
-    kept = None if path.suffix == ".parquet" else table
-
     def of(name: str) -> Any:
-        return (raw.table(path, [name]) if kept is None else kept)[name].combine_chunks()
+        return (raw.table(path, [name]) if lines is None else lines)[name].combine_chunks()
 
     def gaps() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         lists = of("gaps")
         return lists.flatten().to_numpy(), np.diff(lists.offsets.to_numpy()).astype(np.int64)
 
-    return Part(table.num_rows, gaps, lambda: of("error").to_pylist())
+    return Part(count, gaps, lambda: of("error").to_pylist())
