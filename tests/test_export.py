@@ -8,7 +8,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +135,6 @@ def test_a_file_gets_the_same_as_standard_output(tmp_path: Path, capsys: pytest.
 
 @pytest.mark.parametrize("to", ["csv", "html", "json", "parquet"])
 def test_a_file_that_cannot_be_written_is_a_sentence(to: str, tmp_path: Path) -> None:
-    if to == "parquet":
-        pytest.importorskip("pyarrow.parquet")
     folder = runs.run(tmp_path / "run", [runs.answer(0, 11.0)])
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(DiskError, match="cannot write .*file/out") as caught:
@@ -164,16 +161,9 @@ def test_a_reader_of_a_long_csv_may_leave_early(tmp_path: Path) -> None:
         assert (child.stderr.read(), child.wait()) == ("", 0)
 
 
-def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = runs.run(tmp_path / "run", [runs.answer(0, 11.0)])
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match="needs pyarrow") as caught:
-        report(folder, to="parquet", output=tmp_path / "run.parquet")
-    assert "pip install 'fenno[parquet]'" in caught.value.hint
-
-
 def test_parquet_has_the_columns_of_the_csv_and_every_gap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow.parquet as parquet
+
     monkeypatch.setattr(export, "BATCH", 2)
     folder = runs.run(tmp_path / "run", [runs.answer(0, 11.0), runs.failure(1, 12.0), runs.answer(2, 13.0)])
     report(folder, to="parquet", output=tmp_path / "run.parquet")

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tomllib
 from conftest import heavy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,6 +74,18 @@ def test_a_room_imports_only_from_rooms_above_it(name: str) -> None:
 
 def test_inside_a_room_there_are_no_cycles() -> None:
     list(graphlib.TopologicalSorter({name: own(tree) - {name} for name, tree in MODULES.items()}).static_order())
+
+
+def test_whatever_fenno_itself_imports_is_among_its_dependencies() -> None:
+    """And not only there because somebody else needs it: `pip install .` has to be enough."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = {re.split(r"[^A-Za-z0-9-]", line, maxsplit=1)[0].lower().replace("-", "_") for line in project["dependencies"]}
+    declared |= {"yaml", "git", "pynvml"}  # what pyyaml, gitpython and nvidia-ml-py are imported as
+    engines = {"torch", "vllm", "transformers", "flash_attn", "safetensors", "setuptools", "torchvision"}
+    mine = {name: tree for name, tree in MODULES.items() if not re.match(r"vllm_plugin/|.*/inside/|kv/", name)}
+    used = {dotted.split(".")[0]: name for name, tree in mine.items() for dotted in imports(tree)}
+    foreign = {package: name for package, name in used.items() if package not in {*sys.stdlib_module_names, "fenno", *engines}}
+    assert {package: name for package, name in foreign.items() if package not in declared} == {}
 
 
 def test_the_guard_and_the_control_file_need_nothing_but_the_standard_library() -> None:

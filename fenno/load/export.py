@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 
-from fenno.errors import UsageError
 from fenno.load import figures
 from fenno.load.plan import Plan
 from fenno.load.record import Record
@@ -55,12 +54,10 @@ def write_csv(records: Iterable[Record], start: float, file: TextIO) -> None:
 
 
 def write_parquet(records: Iterable[Record], start: float, path: Path) -> None:
-    """The same columns, and `itl_ms`: every gap between token events. Raises `UsageError` without pyarrow."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise UsageError("Parquet needs pyarrow, which is not installed", "pip install 'fenno[parquet]', or --to csv") from error
+    """The same columns, and `itl_ms`: every gap between token events."""
+    import pyarrow
+    import pyarrow.parquet
+
     types = {name: getattr(pyarrow, type_)() for name, type_ in COLUMNS.items()} | {"itl_ms": pyarrow.list_(pyarrow.float32())}
     rows = ({**row(record, start), "itl_ms": record.gaps} for record in records)
     schema = pyarrow.schema(types)
