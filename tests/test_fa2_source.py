@@ -116,6 +116,13 @@ def test_what_is_given_names_its_release(tmp_path: Path) -> None:
     assert Given().release is None
 
 
+def test_without_git_a_tag_is_refused_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BuildError, match="there is no git here") as raised:
+        source.clone(Given(url="https://host/x", tag="v2.8.3"), tmp_path)
+    assert "--source" in raised.value.hint
+
+
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
 
 

@@ -60,6 +60,16 @@ def test_an_output_is_wrong_when_it_is_farther_off_than_plain_torch_would_be() -
     assert verify.faults([HEAD, {"refused": asdict(PLAIN), "said": None}]) == [f"{PLAIN}: was left out, and yet it answers"]
 
 
+def test_a_wheel_of_which_every_call_fails_says_why_and_is_not_timed(tmp_path: Path) -> None:
+    answers = "; ".join(f"echo '{json.dumps(row)}'" for row in (HEAD, FAILED, {"done": True}))
+    python = stand_in(tmp_path / "python", f"echo $* >> {tmp_path}/calls; cat > /dev/null; {answers}")
+    found = verify.run(planned(GROK_2), wheel(tmp_path), python, tmp_path / "unpacked")
+    assert (found["worst"], found["faults"], found["timings"]) == (None, [f"{PLAIN}: x"], [])
+    told = verify.lines(found)
+    assert told[0].startswith("verified on H200: 0 outputs against float64; ") and told[1] == f"  WRONG: {PLAIN}: x"
+    assert len((tmp_path / "calls").read_text().splitlines()) == 1, "what is wrong is not timed"
+
+
 def wheel(tmp_path: Path) -> Path:
     with zipfile.ZipFile(tmp_path / "x.whl", "w") as made:
         made.writestr("flash_attn_2_cuda.cpython-312.so", "")

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tomllib
 from conftest import heavy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,6 +77,7 @@ def test_inside_a_room_there_are_no_cycles() -> None:
 
 def test_whatever_fenno_itself_imports_is_among_its_dependencies() -> None:
     """And not only there because somebody else needs it: `pip install .` has to be enough."""
+    tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {re.split(r"[^A-Za-z0-9-]", line, maxsplit=1)[0].lower().replace("-", "_") for line in project["dependencies"]}
     declared |= {"yaml", "git", "pynvml"}  # what pyyaml, gitpython and nvidia-ml-py are imported as

@@ -17,6 +17,7 @@ from fenno.errors import FennoError
 from fenno.fa2 import lattice, need, plan, releases, verify
 
 RELEASE = releases.release(releases.NEWEST)
+NOTABLE = 50.0  # microseconds: what is shorter is measured and not judged
 
 
 def cpu_seconds(measured: dict[str, tuple[float, int]]) -> float:
@@ -61,11 +62,11 @@ def main(model: str, *results: str) -> None:
     for row in told["times"]:
         print(*verify.timing_lines(row), sep="\n", file=sys.stderr)
     pairs = [row["times"] for row in told["times"] if "stock" in row.get("times", ())]
-    ratios = [pair["trimmed"]["median"] / pair["stock"]["median"] for pair in pairs if pair["stock"]["median"] >= verify.NOTABLE]
+    ratios = [pair["trimmed"]["median"] / pair["stock"]["median"] for pair in pairs if pair["stock"]["median"] >= NOTABLE]
     if ratios:
         told["worst_ratio"] = max(ratios)
         print(
-            f"trimmed over stock, {len(ratios)} shapes of {verify.NOTABLE:g} us and more: {min(ratios):.3f} to {max(ratios):.3f}",
+            f"trimmed over stock, {len(ratios)} shapes of {NOTABLE:g} us and more: {min(ratios):.3f} to {max(ratios):.3f}",
             file=sys.stderr,
         )
     print(json.dumps(told))

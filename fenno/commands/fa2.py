@@ -117,12 +117,14 @@ def verified(made: FlashPlan, wheel: Path, interpreter: str) -> dict[str, Any]:
 
 def tools(interpreter: str, archs: tuple[str, ...], out: Path) -> Toolchain:
     """What the interpreter builds with; the CUDA compiler is fetched where that alone lacks. Raises `BuildError`."""
-    from fenno.fa2 import toolchain
+    from fenno.fa2 import build, toolchain
 
     found = toolchain.look(interpreter)
     if toolchain.borrowable(found):
         console.say(f"there is no CUDA compiler: NVIDIA's packages of CUDA {found.torch_cuda} are put into {out}, and nowhere else")
-        found = toolchain.look(interpreter, toolchain.borrow(found, interpreter, out))
+        with build.alone(out):
+            home = toolchain.borrow(found, interpreter, out)
+        found = toolchain.look(interpreter, home)
     stands = toolchain.obstacle(found, interpreter, archs)
     if stands:
         raise stands

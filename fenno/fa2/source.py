@@ -66,6 +66,9 @@ def origin(release: Release, given: Given, out: Path) -> str:
 
 def clone(given: Given, out: Path) -> Path:
     """A checkout of a git tag in `out`, with cutlass; what was fetched before stays. Raises `BuildError`."""
+    # Without git the import of GitPython is what fails.
+    if shutil.which("git") is None:
+        raise BuildError("there is no git here", "install it, or give the released archive with --source FILE")
     import git
 
     name = hashlib.sha256(f"{given.url}@{given.tag}".encode()).hexdigest()[:10]
@@ -76,8 +79,6 @@ def clone(given: Given, out: Path) -> Path:
             made = git.Repo.clone_from(str(given.url), part, branch=given.tag, depth=1)
             if (part / ".gitmodules").is_file():
                 made.git.submodule("update", "--init", "--depth", "1", "csrc/cutlass")
-        except git.GitCommandNotFound:
-            raise BuildError("there is no git here", "install it, or give the released archive with --source FILE") from None
         except git.GitCommandError as error:
             raise BuildError(
                 f"{given.url}@{given.tag} could not be fetched: {reason(str(error.stderr))}",
@@ -132,10 +133,10 @@ def fetch(release: Release, python: str, folder: Path) -> Path:
 
 
 def digest(given: Path) -> str:
-    """The sha256 of an archive, or of what a folder compiles and imports."""
+    """The sha256 of what a folder compiles and imports."""
     found = hashlib.sha256()
-    roots = [given / "csrc/flash_attn", given / "flash_attn"] if given.is_dir() else [given]
-    for path in [path for root in roots for path in (sorted(root.rglob("*")) if root.is_dir() else [root]) if path.is_file()]:
+    roots = [given / "csrc/flash_attn", given / "flash_attn"]
+    for path in [path for root in roots for path in sorted(root.rglob("*")) if path.is_file()]:
         found.update(f"{path.relative_to(given)}\n".encode() + path.read_bytes())
     return found.hexdigest()
 
