@@ -1,6 +1,6 @@
 """A load test on several hosts: real masters and workers on loopback addresses, one with a clock of its own, and kill -9 of each.
 
-All runs of this file go on at once, since a start of locust takes seconds, and a silent worker is waited for.
+Three runs of this file go on at a time, since a start of locust takes seconds, and a silent worker is waited for.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from fenno.load import calibration, loadtest, raw, record, run, stored
 from fenno.load.calibration import Served, Timing
 from fenno.load.record import Record
 
-pytestmark = pytest.mark.scenario
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(600)]  # a busy host may take minutes
 
 FAST = Timing(ttft=0.05, itl=0.01)
+LIMIT = 240.0  # seconds that end a hang: a run of this file is three starts of locust, beside those of two others
 APART = ("unshare", "--time", "--monotonic", "1000")  # a clock that is 1000 s ahead
 
 
@@ -70,7 +71,7 @@ class Company:
 
     def under_way(self) -> Company:
         """Wait until records of both have come."""
-        until(lambda: all(any(path.stat().st_size > 5000 for path in self.copies(index)) for index in (0, 1)), 90)
+        until(lambda: all(any(path.stat().st_size > 5000 for path in self.copies(index)) for index in (0, 1)), LIMIT)
         return self
 
     def copies(self, index: int) -> list[Path]:
@@ -87,8 +88,8 @@ class Company:
         raise AssertionError("it has no locust")
 
     def over(self, served: dict[str, Served]) -> Ran:
-        done = self.master.finish(100)
-        return Ran(done, [worker.finish(60) for worker in self.workers], [self.run, *self.own()], served)
+        done = self.master.finish(LIMIT)
+        return Ran(done, [worker.finish(LIMIT) for worker in self.workers], [self.run, *self.own()], served)
 
 
 def whole(folder: Path) -> Ran:
@@ -97,15 +98,15 @@ def whole(folder: Path) -> Ran:
     (folder / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     before = APART if subprocess.run([*APART, "true"], capture_output=True).returncode == 0 else ()
     with calibration.serving(folder, FAST) as server:
-        company = Company(folder, server.url, "--trace", folder / "trace.jsonl", "--warmup", "525ms", before=before)
-        company.master.finish(100)
+        company = Company(folder, server.url, "--trace", folder / "trace.jsonl", "--warmup", "525ms", "--timeout", "300s", before=before)
+        company.master.finish(LIMIT)
         return company.over(server.served())
 
 
 def killed_worker(folder: Path) -> Ran:
     with calibration.serving(folder, FAST) as server:
         company = Company(folder, server.url, "--users", 6, "--warmup", 0, "--duration", "300s").under_way()
-        late = company.worker(()).finish(60)
+        late = company.worker(()).finish(LIMIT)
         company.locust(company.workers[0]).send_signal(signal.SIGKILL)
         ran = company.over(server.served())
         return ran._replace(workers=[*ran.workers, late])
@@ -123,7 +124,7 @@ def called_off(folder: Path) -> Ran:
     """One of two workers comes, and then somebody presses Ctrl-C."""
     with calibration.serving(folder, FAST) as server:
         company = Company(folder, server.url, "--users", 6, count=1)
-        until(lambda: list(company.folder.glob("own/*/worker-*")) and list(company.folder.glob("runs/*/plan.json")), 90)
+        until(lambda: list(company.folder.glob("own/*/worker-*")) and list(company.folder.glob("runs/*/plan.json")), LIMIT)
         company.master.signal(signal.SIGINT)
         return company.over(server.served())
 
@@ -132,8 +133,8 @@ def killed_master(folder: Path) -> Ran:
     with calibration.serving(folder, FAST) as server:
         company = Company(folder, server.url, "--users", 6, "--warmup", 0, "--duration", "300s").under_way()
         company.locust(company.master).send_signal(signal.SIGKILL)
-        company.master.finish(60)
-        [worker.popen.wait(90) for worker in company.workers]
+        company.master.finish(LIMIT)
+        [worker.popen.wait(LIMIT) for worker in company.workers]
         return company.over(server.served())
 
 
@@ -150,7 +151,7 @@ Runs = dict[str, "Future[Ran]"]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     jobs = (whole, killed_worker, left, called_off, killed_master, killed_server)
-    with ThreadPoolExecutor(len(jobs)) as pool:
+    with ThreadPoolExecutor(3) as pool:
         yield {job.__name__: pool.submit(job, tmp_path_factory.mktemp(job.__name__)) for job in jobs}
 
 
@@ -164,11 +165,12 @@ def test_workers_together_send_exactly_the_planned_schedule(runs: Runs) -> None:
     assert [worker.code for worker in ran.workers] == [0, 0]
     begun = run.state(ran.folders[0]).traffic
     assert begun is not None
+    within = 2 * max(worker["uncertainty_ms"] for worker in ran.done.document["client"]["workers"]) / 1e3 + 1e-4
     assert sorted(map(number, ran.records)) == list(range(60))
     for r in ran.records:
         i = number(r)
         assert (r.outcome, r.cls, r.tokens, ran.served[r.id].prompt) == ("ok", "trace", 3 + i % 5, 4 + i % 3)
-        assert r.scheduled - begun == pytest.approx(0.05 * i, abs=0.002), "what a clock's estimate may move by"
+        assert r.scheduled - begun == pytest.approx(0.05 * i, abs=within), "what a clock's estimate may move by"
     assert {number(r) for r in ran.records if r.phase == "counted"} == set(range(11, 60))
     assert ran.done.document["requests"] == 49
 
@@ -257,4 +259,4 @@ def test_a_killed_server_ends_the_run_of_all_and_nothing_is_lost(runs: Runs) -> 
 
 
 def test_nothing_of_any_of_them_is_left(runs: Runs) -> None:
-    assert all(Place(each.result().folders[0].parent.parent).empty(60) for each in runs.values())
+    assert all(Place(each.result().folders[0].parent.parent).empty(LIMIT) for each in runs.values())

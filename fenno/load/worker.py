@@ -34,7 +34,8 @@ def work(
     env["FENNO_LOAD_WORKER"] = json.dumps(told)
     folder.mkdir(parents=True, exist_ok=True)
     say(f"worker of {host}:{port}")
-    with process.running(argv, log=folder / "client.log", env=env, grace=2.0) as child:
+    # The grace is for locust's goodbye: the master names who has left at once, and waits 15 s for who was killed.
+    with process.running(argv, log=folder / "client.log", env=env, grace=10.0) as child:
         begun = False
         while (code := child.poll()) is None:
             if not begun and (state := of(folder)).phase != "starting":
