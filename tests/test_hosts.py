@@ -98,7 +98,8 @@ def whole(folder: Path) -> Ran:
     (folder / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     before = APART if subprocess.run([*APART, "true"], capture_output=True).returncode == 0 else ()
     with calibration.serving(folder, FAST) as server:
-        company = Company(folder, server.url, "--trace", folder / "trace.jsonl", "--warmup", "525ms", "--timeout", "300s", before=before)
+        options = ("--trace", folder / "trace.jsonl", "--warmup", "525ms", "--timeout", "300s")
+        company = Company(folder, server.url, *options, before=before)
         company.master.finish(LIMIT)
         return company.over(server.served())
 

@@ -117,6 +117,36 @@ def test_what_is_no_record_is_named_with_its_file_and_what_to_do(tmp_path: Path)
         raw.table(raw.file(tmp_path, 2, 1))
 
 
+def test_a_packed_file_that_was_damaged_is_named_whoever_reads_it(tmp_path: Path) -> None:
+    """Its pages, which can no longer be inflated, or its end, which says where they are."""
+    write(raw.file(tmp_path, 77, 1), some())
+    raw.file(tmp_path, 77, 2).touch()
+    raw.pack(tmp_path)
+    path = raw.file(tmp_path, 77, 1).with_suffix(".parquet")
+    good = path.read_bytes()
+    end = len(good) - 8 - int.from_bytes(good[-8:-4], "little")
+    for first, last in ((4, end), (end, len(good) - 8)):
+        path.write_bytes(good[:first] + bytes(0xFF ^ byte for byte in good[first:last]) + good[last:])
+        with pytest.raises(UsageError, match=r"000001\.parquet holds something else"):
+            raw.table(path)
+        with pytest.raises(UsageError, match=r"000001\.parquet holds something else"):
+            list(raw.records(tmp_path))
+    with pytest.raises(UsageError, match=r"000001\.parquet holds something else"):
+        raw.count(path)
+
+
+def test_what_is_packed_while_somebody_reads_is_read_once_all_the_same(tmp_path: Path) -> None:
+    mine = some()
+    for number, part in enumerate((mine[:20], mine[20:40], mine[40:]), 1):
+        write(raw.file(tmp_path, 77, number), part)
+    reading, found = raw.records(tmp_path), raw.files(tmp_path)
+    first = next(reading)
+    raw.pack(tmp_path)
+    assert [path.exists() for path in found] == [False, False, True]
+    assert [first, *reading] == mine
+    assert sum(raw.table(path, ["sent"]).num_rows for path in found) == len(mine)
+
+
 SENDER = """
 import sys, gevent
 from pathlib import Path

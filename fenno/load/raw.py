@@ -81,21 +81,23 @@ def _pack(path: Path) -> None:
 
 
 def table(path: Path, columns: list[str] | None = None) -> Any:
-    """The whole records of one file as Arrow's table: those of `COLUMNS`, `gaps` as lists of float32, and `GAP`.
+    """The whole records of one file as Arrow's table: those of `COLUMNS`, `gaps` as lists of float32, and `GAP`. A file of lines
+    may have been packed since it was found.
 
     Raises `UsageError` for what is no file of records.
     """
     import pyarrow
     import pyarrow.parquet
 
-    path = _there(path)
     try:
-        if path.suffix == ".parquet":
-            return pyarrow.parquet.read_table(path, columns=columns, use_threads=False)
-        found = _table(path.read_bytes())
-    except (ValueError, pyarrow.ArrowException) as error:
+        if path.suffix == ".jsonl":
+            with contextlib.suppress(FileNotFoundError):
+                found = _table(path.read_bytes())
+                return found if columns is None else found.select(columns)
+            path = path.with_suffix(".parquet")
+        return pyarrow.parquet.read_table(path, columns=columns, use_threads=False)
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise _unreadable(path, error) from error
-    return found if columns is None else found.select(columns)
 
 
 def count(path: Path) -> int:
@@ -105,7 +107,7 @@ def count(path: Path) -> int:
 
     try:
         return int(pyarrow.parquet.read_metadata(path).num_rows)
-    except pyarrow.ArrowException as error:
+    except (OSError, pyarrow.ArrowException) as error:
         raise _unreadable(path, error) from error
 
 
@@ -150,16 +152,14 @@ def _parsed(data: bytes) -> Any:
         return read(HALVES.sub(rb"\\ufffd", data))
 
 
-def _there(path: Path) -> Path:
-    """Where the records of a file are now: packed, maybe, since it was found."""
-    return path if path.exists() else path.with_suffix(".parquet")
-
-
 def records(folder: Path) -> Iterator[Record]:
     """Every whole record, one at a time. Raises `UsageError` for a file that is none of records."""
     for path in files(folder):
-        path = _there(path)
-        yield from _packed(path) if path.suffix == ".parquet" else _lines(path, {})
+        if path.suffix == ".jsonl":
+            with contextlib.suppress(FileNotFoundError):  # packed since it was found
+                yield from _lines(path, {})
+                continue
+        yield from _packed(path.with_suffix(".parquet"))
 
 
 def new(folder: Path, read: dict[Path, int]) -> Iterator[Record]:
@@ -194,7 +194,7 @@ def _packed(path: Path) -> Iterator[Record]:
             for batch in opened.iter_batches(2048, columns=list(COLUMNS)):
                 for row, gaps in zip(batch.select(plain).to_pylist(), batch["gaps"], strict=True):
                     yield Record(**row, gaps=array("f", gaps.values.to_numpy().tobytes()))
-    except (ValueError, TypeError, pyarrow.ArrowException) as error:
+    except (OSError, ValueError, TypeError, pyarrow.ArrowException) as error:
         raise _unreadable(path, error) from error
 
 
