@@ -82,7 +82,7 @@ def one_of(feasible: bool) -> int:
 
 
 @pytest.mark.scenario
-@pytest.mark.parametrize("arm", ["random", "grid"])
+@pytest.mark.parametrize("arm", ["random", "grid", "tpe"])
 def test_an_arm_starts_every_point_anew_and_confirms_what_it_found(tmp_path: Path, arm: Arm) -> None:
     seed = one_of(feasible=True)
     verdict, trials, bench = arm_on(seed, arm, tmp_path)

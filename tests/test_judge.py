@@ -11,6 +11,8 @@ from fenno.recipe import Targets
 from fenno.tune import capacity
 from fenno.tune.capacity import Bracket
 from fenno.tune.judge import Figure, judge
+from fenno.tune.propose import Limit
+from fenno.tune.run import hopeless, out_of_memory
 
 RATE = Targets(qps=40.0)
 
@@ -68,3 +70,29 @@ def test_a_capacity_that_nothing_holds_is_given_up() -> None:
 def test_a_gain_has_the_ends_that_the_brackets_leave_open() -> None:
     assert capacity.gain(Bracket(15, 16), Bracket(10, 12)) == pytest.approx((0.5, 0.25, 0.6))
     assert capacity.gain(Bracket(15, 16), Bracket(0, 12))[0] == math.inf
+
+
+@pytest.mark.parametrize(
+    ("late", "count", "share", "said"),
+    [
+        (8, 8, 0.5, True),
+        (7, 8, 0.5, False),
+        (4, 8, 0.05, True),
+        (3, 8, 0.05, False),
+        (7, 7, 0.05, False),
+        (0, 0, 0.05, False),
+        (20, 100, 0.05, False),
+        (50, 100, 0.05, True),
+    ],
+)
+def test_a_target_is_hopeless_when_half_of_the_requests_alone_are_late_and_chance_does_not_explain_it(
+    late: int, count: int, share: float, said: bool
+) -> None:
+    assert hopeless(late, count, share) is said
+
+
+def test_a_memory_target_that_is_missed_is_the_limit() -> None:
+    targets = Targets.model_validate({"memory": "85%", "qps": 8})
+    over = judge(targets, {"qps": Figure(8.0), "memory_share": Figure(0.91)}, steady=True)
+    assert out_of_memory(over) == Limit("memory", "memory_share 91.0 %, target 85.0 %: missed")
+    assert out_of_memory(judge(targets, {"qps": Figure(8.0), "memory_share": Figure(0.81)}, steady=True)) is None

@@ -85,6 +85,7 @@ class Faulty(surfaces.Replayed):
 
     deadly: object = None
     cold_fails = blind = False
+    cold_takes = 0.0
     cold_starts, most_cold_starts = 0, 100
 
     @contextlib.contextmanager
@@ -99,7 +100,7 @@ class Faulty(surfaces.Replayed):
         if self.cold_starts == self.most_cold_starts:
             raise KeyboardInterrupt
         self.cold_starts += 1
-        self.clock += self.start_seconds
+        self.clock += self.start_seconds + self.cold_takes
         yield FaultySeat(self, dict(point))
 
 
@@ -149,6 +150,16 @@ def test_a_client_that_is_always_too_slow_ends_the_search_soon(tmp_path: Path, m
     verdict, trials = study_on(1, tmp_path, maximize=maximize, blind=True)
     assert verdict.outcome == "inconclusive"
     assert max(Counter((str(t.point), t.rate) for t in trials).values()) <= 4
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_a_full_confirmation_ends_with_its_time_and_the_next_run_makes_what_is_left(tmp_path: Path, maximize: bool) -> None:
+    verdict, trials = study_on(7, tmp_path, maximize=maximize, full=True, cold_takes=700.0)
+    assert not verdict.over and "between the cold starts" in verdict.sentence
+    made = max(t.cold for t in trials)
+    assert 1 <= made < 4
+    again, after = study_on(7, tmp_path, maximize=maximize, full=True)
+    assert again.over and max(t.cold for t in after) >= 4 and after[: len(trials)] == trials
 
 
 @pytest.mark.parametrize("made", [0, 1, 2, 3])

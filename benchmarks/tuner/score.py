@@ -1,6 +1,6 @@
 """Score the method of `fenno tune` on surfaces.
 
-python benchmarks/tuner/score.py [--surfaces 200] [--maximize] [--control random|grid|defaults]
+python benchmarks/tuner/score.py [--surfaces 200] [--maximize] [--control random|grid|tpe|defaults]
 
 Prints one JSON document. What it says is about the search alone; no engine runs, and no latency in it is a measurement.
 """
@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--surfaces", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--maximize", action="store_true")
-    parser.add_argument("--control", choices=("defaults", "random", "grid"))
+    parser.add_argument("--control", choices=("defaults", "random", "grid", "tpe"))
     parser.add_argument("-v", dest="verbose", action="store_true")
     asked = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)

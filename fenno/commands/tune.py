@@ -34,7 +34,8 @@ def tune(
         str | None, typer.Option(help="qps: the largest rate under the other targets, not the target's own")
     ] = None,
     control: Annotated[
-        str | None, typer.Option(help="to compare the search with: defaults, random or grid, each point with a start of its own")
+        str | None,
+        typer.Option(help="to compare the search with: defaults, random, grid or tpe, each point with a start of its own"),
     ] = None,
     confirm: Annotated[str, typer.Option(help="quick: the winner after a cold start; full: and cold defaults; off")] = "quick",
     seed: Annotated[int, typer.Option(help="of arrivals, lengths, prompts and the sampler")] = 1,
@@ -95,8 +96,8 @@ def check_options(confirm: str, maximize: str | None, control: str | None, usele
         raise UsageError(f"--confirm is {confirm!r}", "it has to be quick, full or off")
     if maximize not in (None, "qps"):
         raise UsageError(f"--maximize is {maximize!r}", "it has to be qps")
-    if control not in (None, "defaults", "random", "grid"):
-        raise UsageError(f"--control is {control!r}", "it has to be defaults, random or grid")
+    if control not in (None, "defaults", "random", "grid", "tpe"):
+        raise UsageError(f"--control is {control!r}", "it has to be defaults, random, grid or tpe")
     given = next((name for name, value in useless.items() if value), None)
     if given:
         raise UsageError(f"--watch measures a recipe as it is: {given} does not go with it", "leave one of them out")

@@ -1,4 +1,4 @@
-"""What a search is compared with: `fenno tune --control defaults|random|grid`.
+"""What a search is compared with: `fenno tune --control defaults|random|grid|tpe`.
 
 Every point gets a start of its own with plain flags, as tuners need one that cannot change a running server. Space, time, trials
 and judge are the search's, and so is the confirmation of what was found.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from fenno.errors import EngineError
@@ -32,16 +32,23 @@ from fenno.tune.run import (
     under_way,
 )
 from fenno.tune.space import Space
+from fenno.tune.study import Trial
 from fenno.tune.verdict import Verdict
 
-Arm = Literal["defaults", "random", "grid"]
-WHY = {"defaults": "the engine's defaults", "random": "drawn by lot", "grid": "the next of the grid"}
+Arm = Literal["defaults", "random", "grid", "tpe"]
+WHY = {
+    "defaults": "the engine's defaults",
+    "random": "drawn by lot",
+    "grid": "the next of the grid",
+    "tpe": "the choice of Optuna's TPE sampler",
+}
 
 
 def points(space: Space, arm: Arm, seed: int) -> Iterator[dict[str, Scalar]]:
-    """The points of an arm in their order, each once: the defaults, then those by lot, or the last knob's values first."""
+    """The points of an arm in their order, each once: the defaults, then those by lot, or the last knob's values first. Those of a
+    sampler follow from what was measured: `next_point`."""
     yield dict(space.defaults)
-    if arm == "defaults":
+    if arm in ("defaults", "tpe"):
         return
     # What differs from the default is listed for flags of the start, every value for live knobs.
     values = {**space.values, **{knob: (space.defaults[knob], *others) for knob, others in space.restart.items()}}
@@ -63,8 +70,7 @@ def survey(run: Run, arm: Arm, *, maximize: bool, starts: int = 0) -> Verdict:
         trials = run.study.trials()
         if not maximize and met_live(trials, run.space):
             break
-        gone = [*(t.point for t in trials), *under_way(run)]
-        point = next((p for p in points(run.space, arm, run.seed) if p not in gone), None)
+        point = next_point(run, arm, trials)
         if point is None:
             if run.time_for_a_start(reserve) and run.bide():
                 continue
@@ -76,6 +82,14 @@ def survey(run: Run, arm: Arm, *, maximize: bool, starts: int = 0) -> Verdict:
             if mine:
                 measure_start(run, Proposal(point, why, "control"), reserve, maximize)
     return over(run, arm, maximize)
+
+
+def next_point(run: Run, arm: Arm, trials: Sequence[Trial]) -> dict[str, Scalar] | None:
+    """The next point of an arm that nobody has measured, or measures now; None when there is none."""
+    gone = [*(t.point for t in trials), *under_way(run)]
+    listed = next((p for p in points(run.space, arm, run.seed) if p not in gone), None)
+    drawn = run.study.sample(None) if listed is None and arm == "tpe" else None
+    return drawn.point if drawn else listed
 
 
 def measure_start(run: Run, proposal: Proposal, reserve: float, maximize: bool) -> None:

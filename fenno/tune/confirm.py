@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 from fenno.errors import EngineError, LoadError
 from fenno.tune import arms, capacity, climb, quality, trial
@@ -21,12 +21,14 @@ from fenno.tune.space import Point
 from fenno.tune.study import Trial
 from fenno.tune.verdict import Verdict
 
+Of = TypeVar("Of")
 Confirm = Literal["quick", "full", "off"]
 # How many cold starts each of them makes.
 STARTS: dict[Confirm, int] = {"off": 0, "quick": 1, "full": 4}
 
 # A cold start that does not confirm what was seen live sends the search on; so many of them end it.
 MOST_REFUTED = 3
+BETWEEN = "the time budget ended between the cold starts; the same command goes on with them"
 
 
 def tune(run: Run, *, confirm: Confirm = "quick", maximize: bool = False, arm: Arm | None = None) -> Verdict:
@@ -110,7 +112,9 @@ def confirmed(run: Run, winner: Trial, *, full: bool, done: Sequence[Trial] = ()
     """
     wanted = blocks(run, winner, full)
     made = [trial for start in kept(wanted, done) for trial in start]
-    ended = [*made, *(cold_trial(run, block) for block in wanted[len(made) :])]
+    ended = [*made, *cold_starts(run, wanted[len(made) :], cold_trial)]
+    if len(ended) < len(wanted):
+        return verdicts.cut_short(run.study.trials(), BETWEEN)
     mine = [t for t in ended if t.point == winner.point]
     failed = next((t for t in mine if t.state != "met"), None)
     if failed is not None:
@@ -119,6 +123,16 @@ def confirmed(run: Run, winner: Trial, *, full: bool, done: Sequence[Trial] = ()
     found = verdicts.met(mine[-1], run.space, confirmed=True)
     against = [f.sentence() for t in ended if t.point != winner.point for f in verdicts.findings(t)[:1]]
     return replace(found, sentence=found.sentence + (f"; the defaults, cold as well: {'; '.join(against)}" if against else ""))
+
+
+def cold_starts(run: Run, wanted: Sequence[Trial], start: Callable[[Run, Trial], Of]) -> list[Of]:
+    """What came of each cold start of `wanted`; of all but the first only as far as the time allows."""
+    ended: list[Of] = []
+    for block in wanted:
+        if ended and run.time_left() < run.bench.start_seconds:
+            break
+        ended.append(start(run, block))
+    return ended
 
 
 def cold_trial(run: Run, which: Trial) -> Trial:
@@ -173,7 +187,9 @@ def confirmed_rate(run: Run, winner: Trial, *, full: bool, done: Sequence[Trial]
     made = kept(wanted, done)
     if made and next_cold_rate(made[-1], made[-1][0].rate) is not None:
         made.pop()
-    ended = [*made, *(cold_climb(run, block) for block in wanted[len(made) :])]
+    ended = [*made, *cold_starts(run, wanted[len(made) :], cold_climb)]
+    if len(ended) < len(wanted):
+        return verdicts.cut_short(run.study.trials(), BETWEEN)
     paired = [*zip(wanted, ended, strict=True)]
     mine, theirs = ([found for block, found in paired if (block.point == winner.point) is ours] for ours in (True, False))
     held = within(mine)

@@ -118,9 +118,11 @@ def _moves(space: Space, point: spaces.Point, knob: str, up: bool | None) -> lis
 
 
 # By limit: which flags that need a start can help; every other flag of the recipe comes after these.
+_MEMORY = ("gpu-memory-utilization", "kv-cache-memory-bytes")
 _RESTARTS = {
     "front end": ("api-server-count", "VLLM_USE_RUST_FRONTEND", "stream-interval"),
-    "kv": ("gpu-memory-utilization", "kv-cache-memory-bytes"),
+    "kv": _MEMORY,
+    "memory": _MEMORY,
 }
 
 

@@ -6,6 +6,8 @@ rate is looked for in `climb`, and both end in `confirm`.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
@@ -20,7 +22,8 @@ from fenno.tune import space as spaces
 from fenno.tune import verdict as verdicts
 from fenno.tune.bench import Bench, Seat
 from fenno.tune.claims import Claim
-from fenno.tune.propose import Proposal
+from fenno.tune.judge import Judgement
+from fenno.tune.propose import Limit, Proposal
 from fenno.tune.space import Point, Space
 from fenno.tune.study import Study, Trial
 from fenno.tune.verdict import Verdict
@@ -331,9 +334,15 @@ def measured(run: Run, seat: Seat, blank: Trial, arm: str, patience: int = 1) ->
         seconds=result.seconds,
         judgement=result.judgement.as_dict(),
         summary=result.summary,
-        limit=propose.diagnose(result.load, blank.point),
+        limit=out_of_memory(result.judgement) or propose.diagnose(result.load, blank.point),
         reason="" if result.valid else "; ".join(result.judgement.notes),
     )
+
+
+def out_of_memory(judgement: Judgement) -> Limit | None:
+    """A memory target that is missed: whatever else holds a point back, no scheduler reaches that."""
+    over = [f for f in judgement.findings if f.target in ("memory", "memory_share") and f.state == "missed"]
+    return Limit("memory", over[0].sentence()) if over else None
 
 
 def floor(run: Run, seat: Seat) -> str | None:
@@ -342,14 +351,20 @@ def floor(run: Run, seat: Seat) -> str | None:
     if not limits:
         return None
     alone = seat.alone()
-    best = min(alone, default=0.0)
-    run.events.say(f"alone on the engine, a first token takes {1e3 * best:.1f} ms at best")
-    # Were a share p in time, all of eight would be late with a chance of (1 - p)^8: 0.4 % already for the median.
-    beaten = [name for name, limit in limits.items() if best > limit]
-    if len(alone) < 8 or not beaten:
-        return None
-    limit = 1e3 * limits[beaten[0]]
-    return f"{beaten[0]} is {limit:g} ms, and alone on the engine every one of 8 requests took {1e3 * best:.1f} ms or more"
+    run.events.say(f"alone on the engine, a first token takes {1e3 * min(alone, default=0.0):.1f} ms at best")
+    for name, limit in limits.items():
+        late = sum(seconds > limit for seconds in alone)
+        if hopeless(late, len(alone), 1 - Latency.of(name).percentile / 100):
+            said = f"{late} of {len(alone)} requests were later, the median after {1e3 * statistics.median(alone):.1f} ms"
+            return f"{name} is {1e3 * limit:g} ms, and alone on the engine {said}"
+    return None
+
+
+def hopeless(late: int, count: int, share: float) -> bool:
+    """Whether `late` of `count` requests, eight or more, are too many for a target that lets a `share` of all be late: half of them
+    at least, and so many only once in a hundred times by chance. The first uses of a kernel are fewer."""
+    chance = sum(math.comb(count, k) * share**k * (1 - share) ** (count - k) for k in range(late, count + 1))
+    return count >= 8 and 2 * late >= count and chance < 0.01
 
 
 def remember_outputs(run: Run, seat: Seat, start: Literal["wide", "cold"]) -> None:

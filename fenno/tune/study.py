@@ -21,7 +21,7 @@ from fenno.tune import claims
 from fenno.tune import storage as storages
 from fenno.tune.claims import Claim, Claims
 from fenno.tune.propose import Limit, Proposal, Tried
-from fenno.tune.space import Point, Space, legal, live_part
+from fenno.tune.space import Point, Space, legal
 
 State = Literal["met", "missed", "unclear", "invalid", "failed"]
 FACTS, SETTLED = "facts", "verdict"
@@ -82,7 +82,8 @@ class Study:
         self.shared = isinstance(storage, str)
         self.worker = f"{platform.node()}-{os.getpid()}" if self.shared else ""
         self._where: object = storages.shown(storage) if self.shared else folder
-        self._distributions = {knob: optuna.distributions.CategoricalDistribution(values) for knob, values in space.values.items()}
+        every = {**space.values, **{knob: (space.defaults[knob], *others) for knob, others in space.restart.items()}}
+        self._distributions = {knob: optuna.distributions.CategoricalDistribution(values) for knob, values in every.items()}
         with storages.kept(self._where):
             folder.mkdir(parents=True, exist_ok=True)
             # Anything but an address is a storage of Optuna's own.
@@ -120,8 +121,8 @@ class Study:
             state=TrialState.COMPLETE if trial.measured else TrialState.FAIL,
             # The sampler compares trials at different rates: the same score at twice the rate is better.
             value=trial.score / (trial.rate or 1.0) if trial.measured else None,
-            params=live_part(trial.point, self.space),
-            distributions=self._distributions,
+            params={knob: trial.point[knob] for knob in self._distributions if knob in trial.point},
+            distributions={knob: d for knob, d in self._distributions.items() if knob in trial.point},
             user_attrs={"trial": json.dumps(asdict(trial))},
         )
         with storages.kept(self._where):
@@ -181,15 +182,19 @@ class Study:
             text = self._study.user_attrs.get(SETTLED)
         return json.loads(text) if text else None
 
-    def sample(self, restart: Point, attempts: int = 50) -> Proposal | None:
-        """A legal point that was not tried yet under the flags of `restart`, from Optuna's sampler; None when it finds none."""
+    def sample(self, restart: Point | None, attempts: int = 50) -> Proposal | None:
+        """A legal point that was not tried yet under the flags of `restart`, from Optuna's sampler; None when it finds none.
+
+        `restart`: None where these flags are to be drawn as well.
+        """
         from optuna.trial import TrialState
 
         seen = [*(t.point for t in self.trials()), *(claim.point for claim in self.others())]
+        drawn = {knob: d for knob, d in self._distributions.items() if restart is None or knob in self.space.values}
         for _ in range(attempts):
-            asked = self._study.ask(self._distributions)
+            asked = self._study.ask(drawn)
             self._study.tell(asked, state=TrialState.PRUNED)
-            point = {**self.space.defaults, **restart, **asked.params}
+            point = {**self.space.defaults, **(restart or {}), **asked.params}
             if legal(point) and point not in seen:
                 return Proposal(point, "no rule speaks: the sampler's choice", "sampler")
         return None
