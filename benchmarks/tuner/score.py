@@ -1,6 +1,6 @@
 """Score the method of `fenno tune` on surfaces.
 
-python benchmarks/tuner/score.py [--surfaces 200] [--maximize] [--control random|grid|tpe|defaults]
+python benchmarks/tuner/score.py [--surfaces 200] [--maximize] [--control random|grid|tpe|defaults] [--minutes 15]
 
 Prints one JSON document. What it says is about the search alone; no engine runs, and no latency in it is a measurement.
 """
@@ -49,13 +49,13 @@ class Score:
     seconds: float
 
 
-def score(of: Surface, maximize: bool, arm: Arm | None = None, verbose: bool = False) -> Score:
-    """Run one whole study on a surface."""
+def score(of: Surface, maximize: bool, arm: Arm | None = None, verbose: bool = False, budget: float = BUDGET_SECONDS) -> Score:
+    """Run one whole study on a surface; `budget` in seconds of the model's clock."""
     where, bench = space(of.family), Replayed(of, random.Random(f"replay/{of.seed}"))
     with tempfile.TemporaryDirectory() as folder:
         study = Study(Path(folder), where, of.seed, storage=cast(Any, optuna.storages.InMemoryStorage()))
         events = cast(Any, Loud() if verbose else Silent())
-        run = Run(recipe(of), where, study, of.seed, BUDGET_SECONDS, events, bench)
+        run = Run(recipe(of), where, study, of.seed, budget, events, bench)
         verdict = confirm.tune(run, maximize=maximize, arm=arm)
     chosen = verdict.trial.point if verdict.trial else where.defaults
     met = verdict.outcome == "met"
@@ -104,11 +104,13 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--maximize", action="store_true")
     parser.add_argument("--control", choices=("defaults", "random", "grid", "tpe"))
+    parser.add_argument("--minutes", type=float, default=BUDGET_SECONDS / 60, help="the budget of each study, of the model's clock")
     parser.add_argument("-v", dest="verbose", action="store_true")
     asked = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     seeds = range(asked.first, asked.first + asked.surfaces)
-    print(json.dumps(summary([score(surface(s), asked.maximize, asked.control, asked.verbose) for s in seeds]), indent=1))
+    options = {"arm": asked.control, "verbose": asked.verbose, "budget": 60 * asked.minutes}
+    print(json.dumps(summary([score(surface(s), asked.maximize, **options) for s in seeds]), indent=1))
 
 
 if __name__ == "__main__":
