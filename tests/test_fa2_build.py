@@ -27,6 +27,7 @@ from fenno.fa2.plan import STUBS_FILE
 from fenno.fa2.source import Given
 
 ORIGIN = source.origin(RELEASE, Given(), Path("/out"))
+pytestmark = pytest.mark.scenario
 needs_compiler = pytest.mark.skipif(not (shutil.which("g++") and shutil.which("nm")), reason="there is no g++ or no nm here")
 
 

@@ -154,6 +154,7 @@ def other_arithmetic(torch: Any) -> types.ModuleType:
 SMALL = Case("whole", 2, 9, 9, 4, 2, 16, "bf16")
 
 
+@pytest.mark.scenario
 @pytest.mark.parametrize("change", [{}, {"softcap": 3.0}, {"window": 4}, {"alibi": True}], ids=str)
 @pytest.mark.parametrize(
     "case",
