@@ -108,6 +108,11 @@ class Address:
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
+    @property
+    def bare(self) -> str:
+        """`host` as a socket takes it: without brackets."""
+        return self.host.strip("[]")
+
 
 def address(text: str, port: int | None = None) -> Address:
     """HOST:PORT, or HOST where `port` is known. Raises `UsageError`."""

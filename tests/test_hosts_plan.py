@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from stub.runs import answer
 
 from fenno.commands.load import led
+from fenno.engine.server import claim_port
 from fenno.errors import LoadError, UsageError
 from fenno.load import client, hosts, job, run, words, worker
 from fenno.load import plan as plans
@@ -26,25 +28,6 @@ from fenno.recipe import Targets, Workload
 
 def plan(**change: Any) -> Plan:
     return Plan(**{"url": "http://127.0.0.1:8000", "model": "m", "workload": Workload(), "rate": 2.0, "duration": 30.0, **change})
-
-
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("10.0.0.1:7000", ("10.0.0.1", 7000)),
-        ("node-3", ("node-3", 5557)),
-        ("[fe80::1]:7000", ("fe80::1", 7000)),
-        ("*:5557", ("*", 5557)),
-    ],
-)
-def test_an_address_is_a_host_and_a_port(text: str, found: tuple[str, int]) -> None:
-    assert hosts.address(text) == found
-
-
-@pytest.mark.parametrize("text", ["", ":5557", "a:b", "host:0", "host:70000", "http://host:5557"])
-def test_what_is_no_address_is_said(text: str) -> None:
-    with pytest.raises(UsageError, match="is not an address"):
-        hosts.address(text)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +53,14 @@ def test_a_worker_uses_its_own_copies_of_the_files_and_its_own_key(tmp_path: Pat
     assert set(hosts.given(sent)) == {"prompts.jsonl", "ca_file.pem"}
     assert found.api_key_env == "MINE"
     assert found.url == "http://10.0.0.1:8000"
+
+
+@pytest.mark.parametrize("name", ["some.jsonl", "some.jsonl-v2", "some", "a.b/some", ".some", "some.", "söme.jsönl"])
+def test_whatever_a_file_is_called_a_worker_keeps_a_copy(tmp_path: Path, name: str) -> None:
+    sent = plan(workload=Workload(prompts=f"/master/{name}"))
+    hosts.keep(dict.fromkeys(hosts.given(sent), b"x"), tmp_path)
+    copy = hosts.mine(plans.dump(sent), tmp_path, [], None, "h").workload.prompts
+    assert copy and Path(copy).read_bytes() == b"x"
 
 
 @pytest.mark.parametrize("name", ["../prompts.jsonl", "/etc/passwd", "prompts.d/x", "records-1.jsonl", ""])
@@ -155,7 +146,9 @@ def test_a_worker_that_finds_no_master_says_where_it_looked(tmp_path: Path, monk
         ({"master": True, "workers": 2, "processes": 2}, "--master takes --workers N"),
         ({"master": True, "workers": 2, "alone": True}, "one load"),
         ({"workers": 2}, "--workers is for --master"),
-        ({"master": True, "workers": 2, "bind": "host:x"}, "is not an address"),
+        ({"master": True, "workers": 2, "bind": "127.0.0.1:x"}, "is no address"),
+        ({"master": True, "workers": 2, "bind": "192.0.2.1"}, "--bind 192.0.2.1:5557: this user cannot listen"),
+        ({"master": True, "workers": 2, "bind": "no..body:1"}, "--bind no..body:1: "),
     ],
 )
 def test_what_does_not_go_together_is_said_before_anything_starts(options: dict[str, Any], said: str) -> None:
@@ -164,5 +157,15 @@ def test_what_does_not_go_together_is_said_before_anything_starts(options: dict[
 
 
 def test_of_several_hosts_each_worker_is_a_process_of_the_plan() -> None:
-    assert led(True, 3, "10.0.0.1:5557", 1, alone=False) == (3, "10.0.0.1:5557")
+    port = claim_port(None)
+    assert led(True, 3, f"127.0.0.1:{port}", 1, alone=False) == (3, f"127.0.0.1:{port}")
+    assert led(True, 3, f"localhost:{port}", 1, alone=False) in ((3, f"127.0.0.1:{port}"), (3, f"[::1]:{port}"))
+    assert led(True, 3, f"*:{port}", 1, alone=False) == (3, f"0.0.0.0:{port}")
     assert led(False, None, "127.0.0.1:5557", 2, alone=True) == (2, None)
+
+
+def test_a_port_that_somebody_holds_is_named_before_an_engine_is_started() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        bind = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(UsageError, match=rf"--bind {bind}: port \d+ is held by another program"):
+            led(True, 2, bind, 1, alone=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 
 from fenno import console, errors, units
 from fenno.commands.given import TargetOption, check_prompts, choose, named, parse
-from fenno.errors import UsageError
+from fenno.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
     from fenno.engine.server import Server
@@ -104,17 +105,30 @@ def loadtest(
 
 def led(master: bool, workers: int | None, bind: str, processes: int, *, alone: bool) -> tuple[int, str | None]:
     """How many processes send the load, and where they find this one when they are on other hosts. Raises `UsageError`."""
-    from fenno.load import hosts
-
     if not master:
         if workers is not None:
             raise UsageError("--workers is for --master", "give --processes for several on this host")
         return processes, None
     if workers is None or processes != 1 or alone:
         raise UsageError("--master takes --workers N and one load", "leave out --processes, --find-capacity and --calibrate")
-    host, port = hosts.address(bind)
-    console.say(f"waiting for {workers} workers at {host}:{port}: on each of their hosts, fenno loadtest --worker HOST:{port}")
-    return workers, bind
+    at = listening(bind)
+    console.say(f"waiting for {workers} workers at {at}: on each of their hosts, fenno loadtest --worker HOST:{at.port}")
+    return workers, str(at)
+
+
+def listening(bind: str) -> units.Address:
+    """An address of this host at which workers can find it now. Raises `UsageError`."""
+    from fenno.engine import server
+    from fenno.load import hosts
+
+    at = units.address(f"0.0.0.0{bind[1:]}" if bind.startswith("*") else bind, hosts.PORT)
+    try:
+        number = str(socket.getaddrinfo(at.bare.encode(), at.port, type=socket.SOCK_STREAM)[0][4][0])  # locust binds to no name
+        server.claim_port(at.port, number)
+    except (OSError, EngineError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise UsageError(f"--bind {at}: {said}", "give an address of this host that workers reach, and a free port") from error
+    return units.Address(f"[{number}]" if ":" in number else number, at.port)
 
 
 def work_for(master: str, out: Path, processes: int, headers: Sequence[str], api_key_env: str | None) -> int:

@@ -86,7 +86,7 @@ def router(replicas: Sequence[Address], listen: Address, patience: int, policy: 
     """The command of vllm-router. `patience`: seconds that the replicas may take to start."""
     return [
         "vllm-router",
-        *("--host", listen.host.strip("[]"), "--port", str(listen.port)),
+        *("--host", listen.bare, "--port", str(listen.port)),
         *("--worker-urls", *(f"http://{replica}" for replica in replicas)),
         *("--policy", policy),
         *("--worker-startup-timeout-secs", str(patience), "--worker-startup-check-interval", "2"),

@@ -19,29 +19,23 @@ from fenno.load.plan import Plan
 
 KIND = "fenno"  # locust's name for all of these messages
 PORT = 5557  # locust's own
+SUFFIX = r"\.\w+"  # of a file that is sent
 TICK = 0.05  # seconds between two looks
 PATIENCE = 15  # seconds without a word, counted while this process itself goes on: shared hosts stand still now and then
 ALONE = 71  # exit code of a worker whose master is gone
 
 
-def address(text: str) -> tuple[str, int]:
-    """ "HOST:PORT", or a host alone. Raises `UsageError`."""
-    found = re.fullmatch(r"(?:\[([0-9a-fA-F:]+)\]|([^\s:\[\]]+))(?::(\d{1,5}))?", text)
-    if found is None or not 0 < int(found[3] or PORT) < 65536:
-        raise UsageError(f"{text!r} is not an address", f"write it as HOST:PORT, such as 10.0.0.1:{PORT}")
-    return found[1] or found[2], int(found[3] or PORT)
-
-
 def given(plan: Plan) -> dict[str, Path]:
-    """The files that a plan speaks of, by the name that a worker gives its copy."""
+    """The files that a plan speaks of, by the name that a worker gives its copy: with their suffix where `keep` takes it."""
     named = {"prompts": plan.workload.prompts, "trace": plan.workload.trace, "ca_file": plan.ca_file}
-    return {f"{name}{Path(path).suffix}": Path(path) for name, path in named.items() if path}
+    files = {name: Path(path) for name, path in named.items() if path}
+    return {name + (path.suffix if re.fullmatch(SUFFIX, path.suffix) else ""): path for name, path in files.items()}
 
 
 def keep(files: Mapping[str, bytes], folder: Path) -> None:
     """Write the copies into a worker's folder. Raises `UsageError` for a name that no plan gives, `OSError`."""
     for name, content in files.items():
-        if not re.fullmatch(r"(prompts|trace|ca_file)(\.\w+)?", name):
+        if not re.fullmatch(rf"(prompts|trace|ca_file)({SUFFIX})?", name):
             raise UsageError(f"the master sends a file called {name!r}", "is it one that you know?")
         (folder / name).write_bytes(content)
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fenno import process
+from fenno import process, units
 from fenno.errors import DiskError, LoadError, ProcessError
-from fenno.load import client, endpoint, hosts, plan, raw
+from fenno.load import client, endpoint, plan, raw
 from fenno.load.client import ClientState
 from fenno.load.plan import Plan
 from fenno.load.record import Record
@@ -152,9 +152,9 @@ def _argv(plan_: Plan) -> list[str]:
     users = plan_.users if plan_.users is not None else plan_.processes
     argv = [*LOCUST, "--headless", "-H", plan_.url, "-u", str(users), "-r", str(users), "--only-summary"]
     if plan_.bind is not None:
-        host, number = hosts.address(plan_.bind)
+        at = units.address(plan_.bind)
         argv += ["--master", "--expect-workers", str(plan_.processes)]
-        argv += ["--master-bind-host", host, "--master-bind-port", str(number)]
+        argv += ["--master-bind-host", at.bare, "--master-bind-port", str(at.port)]
     elif plan_.processes > 1:
         port = str(_free_port())
         argv += ["--processes", str(plan_.processes), "--master-bind-host", "127.0.0.1", "--master-bind-port", port]

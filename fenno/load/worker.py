@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from fenno import process
+from fenno import process, units
 from fenno.errors import LoadError
 from fenno.load import client, hosts, run
 from fenno.load.client import ClientState
@@ -26,14 +26,14 @@ def work(
 
     Raises `UsageError` for what is no address, `LoadError` when there is no master, or it refuses this worker, or is lost.
     """
-    host, port = hosts.address(master)
-    argv = [*run.LOCUST, "--worker", "--master-host", host, "--master-port", str(port)]
+    at = units.address(master, hosts.PORT)
+    argv = [*run.LOCUST, "--worker", "--master-host", at.bare, "--master-port", str(at.port)]
     argv += ["--processes", str(processes)] if processes > 1 else []
-    told = {"headers": sorted(headers or {}), "key": api_key_env, "host": host}
+    told = {"headers": sorted(headers or {}), "key": api_key_env, "host": at.bare}
     env = {"FENNO_LOAD_FOLDER": str(folder.resolve()), "FENNO_LOAD_HEADERS": json.dumps(dict(headers or {}))}
     env["FENNO_LOAD_WORKER"] = json.dumps(told)
     folder.mkdir(parents=True, exist_ok=True)
-    say(f"worker of {host}:{port}")
+    say(f"worker of {at}")
     # The grace is for locust's goodbye: the master names who has left at once, and waits 15 s for who was killed.
     with process.running(argv, log=folder / "client.log", env=env, grace=10.0) as child:
         begun = False
@@ -43,7 +43,7 @@ def work(
                 say(f"{'; '.join(worker.name for worker in state.workers)}: traffic")
             time.sleep(0.1)
     if code and not list(folder.glob("worker-*")):
-        raise LoadError(f"no master was found at {host}:{port}", f"was it started there with --master and --bind? See {child.log}")
+        raise LoadError(f"no master was found at {at}", f"was it started there with --master and --bind? See {child.log}")
     if code:
         hint = f"what it recorded and the master has not lies in {folder}" if code == hosts.ALONE else f"see {child.log}"
         raise LoadError(f"the worker ended: {run.last_line(child.log)}", hint)

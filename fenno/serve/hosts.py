@@ -73,7 +73,7 @@ def flags(hosts: Hosts | None) -> Flags:
         BACKEND: "mp",
         "nnodes": hosts.count,
         "node-rank": hosts.rank,
-        "master-addr": hosts.master.host.strip("[]"),
+        "master-addr": hosts.master.bare,
         "master-port": hosts.master.port,
         **({"headless": True} if hosts.rank else {}),
     }
@@ -90,5 +90,5 @@ def ray(hosts: Hosts) -> list[str]:
     """How one host joins the Ray cluster, under the engine's interpreter's folder on the path."""
     if hosts.rank:
         return ["ray", "start", "--block", "--address", str(hosts.master)]
-    where = ["--node-ip-address", hosts.master.host.strip("[]"), "--port", str(hosts.master.port)]
+    where = ["--node-ip-address", hosts.master.bare, "--port", str(hosts.master.port)]
     return ["ray", "start", "--head", "--block", *where]

@@ -29,7 +29,7 @@ def linked(hosts: Hosts, progress: Callable[[str], None]) -> Iterator[socket.soc
     progress(f"waiting for the head at {hosts.master}")
     while True:
         with contextlib.suppress(OSError):
-            link = socket.create_connection((hosts.master.host.strip("[]"), hosts.master.port), timeout=5.0)
+            link = socket.create_connection((hosts.master.bare, hosts.master.port), timeout=5.0)
             break
         time.sleep(0.5)
     with link:
