@@ -205,6 +205,12 @@ def test_a_worker_that_is_killed_is_named_and_the_run_is_marked(runs: Runs) -> N
     assert sorted(worker.code == 0 for worker in ran.workers[:2]) == [False, True], "the other one ended as told"
 
 
+def test_a_worker_says_where_its_traffic_goes(runs: Runs) -> None:
+    ran = runs["killed_worker"].result()
+    url = json.loads((ran.folders[0] / "plan.json").read_text())["url"]
+    assert all(f"traffic to {url}\n" in worker.err for worker in ran.workers[:2])
+
+
 def test_what_a_killed_worker_had_sent_is_kept_and_the_rest_lies_on_its_host(runs: Runs) -> None:
     ran = runs["killed_worker"].result()
     where = next(folder for folder in ran.folders[1:] if str(folder) in ran.done.document["ended"]["why"])

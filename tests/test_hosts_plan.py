@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import socket
 import sys
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stub.runs import answer
 
+from fenno import cli
 from fenno.commands.load import led
 from fenno.engine.server import claim_port
 from fenno.errors import LoadError, UsageError
@@ -77,6 +79,26 @@ def test_a_worker_without_the_key_or_a_header_is_refused(tmp_path: Path) -> None
         hosts.mine(plans.dump(plan(headers={"X-Team": "a"})), tmp_path, ["X-Other"], None, "h")
 
 
+@pytest.mark.parametrize(
+    ("url", "safe"),
+    [
+        ("http://10.0.0.1:8000", True),
+        ("http://127.0.0.1:8000", True),
+        ("http://localhost:8000", True),
+        ("https://api.example/v1", True),
+        ("http://api.example/v1", False),
+        ("http://10.0.0.1@10.0.0.2:8000", False),
+        ("http://10.0.0.10:8000", False),
+    ],
+)
+def test_a_workers_key_and_headers_go_to_no_other_host_in_plain_text(tmp_path: Path, url: str, safe: bool) -> None:
+    sent = plans.dump(plan(url=url))
+    for own in ((["X"], None), ([], "KEY")):
+        with contextlib.nullcontext() if safe else pytest.raises(UsageError, match="in plain text"):
+            hosts.mine(sent, tmp_path, *own, "10.0.0.1")
+    assert hosts.mine(sent, tmp_path, [], None, "10.0.0.1").api_key_env is None, "without them it may go anywhere"
+
+
 def state(phase: str, **change: Any) -> ClientState:
     return ClientState(phase=phase, **{"start": 10.0, "end": 40.0, **change})
 
@@ -137,6 +159,28 @@ def test_a_worker_that_finds_no_master_says_where_it_looked(tmp_path: Path, monk
     monkeypatch.setattr(run, "LOCUST", (sys.executable, "-c", "raise SystemExit(1)"))  # which gives up after five minutes
     with pytest.raises(LoadError, match="no master was found at 127.0.0.2:5599"):
         worker.work("127.0.0.2:5599", tmp_path / "own")
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        (["http://127.0.0.1:8000"], "goes without a recipe or URL"),
+        (["--rate", "2"], "goes without --rate"),
+        (["--master", "--workers", "2"], "goes without --master and --workers"),
+        (["--no-probe", "--warmup", "5s"], "goes without --warmup and --probe"),
+        (["--target", "p95_ttft=1s"], "goes without --target"),
+    ],
+)
+def test_what_a_worker_would_ignore_is_refused(others: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=f"{said}$"):
+        cli.app(["loadtest", "--worker", "127.0.0.2:5599", *others], standalone_mode=False)
+
+
+def test_what_a_worker_has_of_its_own_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "LOCUST", (sys.executable, "-c", "raise SystemExit(1)"))
+    own = ["--processes", "2", "--header", "X: y", "--api-key-env", "KEY", "--out", str(tmp_path), "--json"]
+    with pytest.raises(LoadError, match="no master was found"):
+        cli.app(["loadtest", "--worker", "127.0.0.2:5599", *own], standalone_mode=False)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,11 @@ if TYPE_CHECKING:
     from fenno.recipe import Recipe, Workload
 
 
+WORKERS_OWN = ("worker", "processes", "header", "api_key_env", "out", "as_json")  # all else comes from its master
+
+
 def loadtest(
+    context: typer.Context,
     where: Annotated[
         str | None, typer.Argument(metavar="[RECIPE|URL]", help="a recipe, or the address of a server that runs")
     ] = None,
@@ -64,6 +68,7 @@ def loadtest(
     from fenno.load import job, loadtest
 
     if worker is not None:
+        check_worker(context)
         raise typer.Exit(work_for(worker, out, processes, header or (), api_key_env))
     # All that may be wrong with it is found before an engine is started.
     processes, where_bound = led(master, workers, bind, processes, alone=find_capacity or calibrate)
@@ -129,6 +134,16 @@ def listening(bind: str) -> units.Address:
         said = error.strerror if isinstance(error, OSError) else error
         raise UsageError(f"--bind {at}: {said}", "give an address of this host that workers reach, and a free port") from error
     return units.Address(f"[{number}]" if ":" in number else number, at.port)
+
+
+def check_worker(context: typer.Context) -> None:
+    """Raise `UsageError` for what was given beside --worker and would be ignored."""
+    others = [param for param in context.command.params if param.name not in (*WORKERS_OWN, "help")]
+    sources = {param.opts[0]: context.get_parameter_source(param.name or "") for param in others}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if given:
+        said = " and ".join("a recipe or URL" if name == "where" else name for name in given)
+        raise UsageError(f"a worker sends what its master says: --worker goes without {said}", "give that to the master")
 
 
 def work_for(master: str, out: Path, processes: int, headers: Sequence[str], api_key_env: str | None) -> int:

@@ -42,15 +42,20 @@ def keep(files: Mapping[str, bytes], folder: Path) -> None:
 
 def mine(text: str, folder: Path, headers: Sequence[str], key: str | None, host: str) -> Plan:
     """The plan that the master sent, as a worker can follow it: its files lie in `folder`, and headers and the API key are this
-    host's own. `host`: the master, as this worker reaches it. Raises `UsageError` for what this host was not given."""
+    host's own. `host`: the master, as this worker reaches it. Raises `UsageError` for what this host was not given, or does not
+    send to where the traffic goes."""
     plan = plans.parse(text, {})
     if missing := sorted(set(json.loads(text)["headers"]) - set(headers)):
         raise UsageError(f"the load test sends the header {missing[0]}, and this worker has none", "give it --header as well")
     if plan.api_key_env and not key:
         raise UsageError("the load test sends an API key, and this worker has none", "give it --api-key-env as well")
+    url = seen(plan.url, host)
+    if (key or headers) and not safe(url, host):
+        hint = "have the master name an https:// address, or give this worker neither --api-key-env nor --header"
+        raise UsageError(f"the load test goes to {url}, and this worker's key and headers do not go there in plain text", hint)
     copies = {Path(name).stem: str(folder / name) for name in given(plan)}
     workload = plan.workload.model_copy(update={name: copies[name] for name in ("prompts", "trace") if name in copies})
-    return replace(plan, url=seen(plan.url, host), workload=workload, api_key_env=key, ca_file=copies.get("ca_file"))
+    return replace(plan, url=url, workload=workload, api_key_env=key, ca_file=copies.get("ca_file"))
 
 
 def seen(url: str, host: str) -> str:
@@ -60,6 +65,12 @@ def seen(url: str, host: str) -> str:
         return url
     shown = f"[{host}]" if ":" in host else host
     return urlunsplit(parts._replace(netloc=f"{shown}:{parts.port}" if parts.port else shown))
+
+
+def safe(url: str, host: str) -> bool:
+    """Whether a key may be sent there: nobody reads it on the way, or it does not go farther than to the master."""
+    parts = urlsplit(url)
+    return parts.scheme == "https" or parts.hostname == host.lower() or _loopback(parts.hostname or "")
 
 
 def _loopback(host: str) -> bool:

@@ -36,8 +36,10 @@ def work(
     say(f"worker of {at}")
     # The grace is for locust's goodbye: the master names who has left at once, and waits 15 s for who was killed.
     with process.running(argv, log=folder / "client.log", env=env, grace=10.0) as child:
-        begun = False
+        begun, url = False, None
         while (code := child.poll()) is None:
+            if url is None and (url := address(folder)):
+                say(f"worker of {at}: traffic to {url}")
             if not begun and (state := of(folder)).phase != "starting":
                 begun = True
                 say(f"{'; '.join(worker.name for worker in state.workers)}: traffic")
@@ -48,6 +50,12 @@ def work(
         hint = f"what it recorded and the master has not lies in {folder}" if code == hosts.ALONE else f"see {child.log}"
         raise LoadError(f"the worker ended: {run.last_line(child.log)}", hint)
     return of(folder)
+
+
+def address(folder: Path) -> str | None:
+    """Where the traffic goes, once the master has said it."""
+    plan = next(folder.glob("*/plan.json"), None)
+    return str(json.loads(plan.read_text(encoding="utf-8"))["url"]) if plan else None
 
 
 def of(folder: Path) -> ClientState:

@@ -96,7 +96,9 @@ class Worker:
         try:
             hosts.keep(data["files"], self.folder)
             plan = hosts.mine(data["plan"], self.folder, **self.told)
-            (self.folder / "plan.json").write_text(plans.dump(plan), encoding="utf-8")
+            written = self.folder / "plan.part"
+            written.write_text(plans.dump(plan), encoding="utf-8")
+            written.replace(self.folder / "plan.json")  # which another process waits for
             endpoint.check(plan)
         except (FennoError, OSError) as error:
             self._send("unfit", why=str(error))
