@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import pytest
 from stub.harness import Done, Place, side_by_side
@@ -13,10 +13,10 @@ from stub.waiting import until
 
 from fenno.compare import run, soak, words
 from fenno.compare.run import Arm, Blocks
-from fenno.errors import EngineError, UsageError
+from fenno.errors import DiskError, EngineError, FennoError, LoadError, UsageError
 from fenno.load import job, raw
 from fenno.load.plan import Plan
-from fenno.recipe import Recipe
+from fenno.recipe import Recipe, load
 
 WAYS = ("--rate", 30, "--each", "5s", "--blocks", 3, "--warmup", "300ms")
 
@@ -30,22 +30,34 @@ class Ran(NamedTuple):
         return Path(self.place.folder, self.done.document["records"])
 
 
-def interrupted(place: Place) -> tuple[Done, Place, list[int], int]:
-    """Killed within its third block, then given again. When the first two blocks were written, and the killed one's records."""
+class Killed(NamedTuple):
+    """A soak that was killed within a block, then given again: when the blocks that were over then were written, and the records
+    of those that were not, each by its folder's name."""
+
+    done: Done
+    place: Place
+    written: dict[str, int]
+    lost: dict[str, int]
+
+
+def interrupted(place: Place) -> Killed:
+    """Killed within a block of the second round, or of the third where the kill came between two blocks."""
     arms = [place.recipe(name=name, env={"STUB_BASE_MS": ms}) for name, ms in (("original", 200), ("tuned", 40))]
-    first = place.start("soak", *arms, *WAYS)
     folder = place.folder / "fenno-soaks"
 
-    def measuring() -> bool:
-        return any(path.stat().st_size > 2000 for path in folder.glob("*/002-*/records-*"))
+    def killed(number: str) -> tuple[dict[str, int], dict[str, int]]:
+        soaking = place.start("soak", *arms, *WAYS)
+        soaking.until(lambda _: any(path.stat().st_size for path in folder.glob(f"*/{number}-?/records-*")), 200)
+        soaking.signal(signal.SIGKILL)
+        soaking.finish()
+        until(lambda: place.empty(0.1), 60)
+        written = {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("*/???-?/block.json")}
+        return written, {path.name: len(list(raw.records(path))) for path in folder.glob("*/???-?") if path.name not in written}
 
-    until(measuring, 150)
-    first.signal(signal.SIGKILL)
-    first.finish()
-    until(lambda: place.empty(0.1), 60)
-    written = [path.stat().st_mtime_ns for path in sorted(folder.glob("*/001-*/block.json"))]
-    lost = sum(1 for path in folder.glob("*/002-*") if not (path / "block.json").exists() for _ in raw.records(path))
-    return place.fenno("soak", *arms, *WAYS, timeout=200), place, written, lost
+    written, lost = killed("002")
+    if not lost:
+        written, lost = killed("003")
+    return Killed(place.fenno("soak", *arms, *WAYS, timeout=200), place, written, lost)
 
 
 def deadly(place: Place) -> Ran:
@@ -64,18 +76,19 @@ def came(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], A
 def test_the_same_command_goes_on_after_a_kill_and_ends_with_the_table(came: Callable[[str], Any]) -> None:
     done, place, written, lost = came("interrupted")
     assert done.code in (0, 4), done.err  # 4: this host was too busy to measure
-    assert "going on after" in done.err
+    assert f"going on after {len(written)} blocks" in done.err
     assert "P95 TTFT" in done.err
     folder = place.folder / done.document["records"]
-    assert [path.stat().st_mtime_ns for path in sorted(folder.glob("001-*/block.json"))] == written, "measured once"
-    aside = list(folder.glob("002-*-ended-*"))
-    assert len(aside) == 1
-    assert sum(1 for _ in raw.records(aside[0])) == lost > 0, "what was recorded before the kill is still there"
+    assert {"001-A", "001-B"} <= written.keys()
+    assert {name: (folder / name / "block.json").stat().st_mtime_ns for name in written} == written, "measured once"
+    aside = [(path.name.partition(run.ENDED)[0], len(list(raw.records(path)))) for path in folder.glob(f"*{run.ENDED}*")]
+    assert lost.items() <= set(aside), "what was recorded before the kill is still there"
+    assert not written.keys() & {name for name, _ in aside}
 
 
 @pytest.mark.scenario
 def test_its_table_is_of_all_blocks(came: Callable[[str], Any]) -> None:
-    done = came("interrupted")[0]
+    done = came("interrupted").done
     if not done.document["valid"]:
         pytest.skip("this host was too busy to measure")
     assert {name: arm["blocks"] for name, arm in done.document["arms"].items()} == {"A": 3, "B": 3}
@@ -99,7 +112,7 @@ def test_a_server_that_dies_is_started_again_for_its_next_block_and_told_of(came
 
 @pytest.mark.scenario
 def test_nothing_is_left_of_it(came: Callable[[str], Any]) -> None:
-    assert came("interrupted")[1].empty(60)
+    assert came("interrupted").place.empty(60)
     assert came("deadly").place.empty(60)
 
 
@@ -107,13 +120,13 @@ def test_a_start_that_may_succeed_later_is_tried_three_times(monkeypatch: pytest
     monkeypatch.setattr(run, "PAUSES", (0.0, 0.0))
     said: list[str] = []
 
-    def tried(failing: int, again: str) -> tuple[Any, int]:
+    def tried(failing: int, again: str, kind: type[FennoError] = EngineError) -> tuple[Any, int]:
         calls = []
 
         def make() -> dict[str, Any]:
             calls.append(1)
             if len(calls) <= failing:
-                raise EngineError("no memory", again=again)
+                raise EngineError("no memory", again=again) if kind is EngineError else kind("it ended early")
             return {}
 
         try:
@@ -126,6 +139,44 @@ def test_a_start_that_may_succeed_later_is_tried_three_times(monkeypatch: pytest
     assert tried(3, "yes")[1] == 3
     assert tried(1, "no")[1] == 1
     assert said[0] == "no memory; again in 0 s"
+    assert tried(2, "perhaps", LoadError) == ({}, 3), "so is a load client that died"
+
+
+@pytest.mark.scenario
+def test_a_server_that_dies_before_its_first_answer_is_a_death_and_not_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, fitted = Place(tmp_path), dict[str, Plan]()
+    monkeypatch.setenv(*place.mark.split("=", 1))
+    chosen = load(place.recipe(env={"STUB_DIE": 1}))  # of the request that makes it ready
+    (arm,), plan = arms_of(chosen), job.plan(chosen, rate=30.0, duration=1.0)
+    found = Blocks({"A": []}, paired=True)
+    for number in (0, 0, 1):
+        told = run.kept(arm, plan, number, tmp_path / "soak", fitted, print)
+        assert (told["ended"]["how"], told["requests"]) == ("gone", 0)
+        assert "the engine ended: " in told["ended"]["why"]
+    found.add(0, {"A": told})
+    assert len(place.starts()) == 2, "the first block is known from its file the second time"
+    assert fitted == {}, "what it takes is asked again"
+    document = run.document(found, [arm], None, None)
+    assert document["arms"]["A"]["figures"]["availability"]["value"] == 0
+    assert document["deaths"] == {"A": [told["ended"]["why"]]}
+    assert words.exit_code(document) == 5
+
+
+def test_what_fails_within_a_soak_is_called_by_its_own_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = job.of_url("http://127.0.0.1:8000", "m", "completions", None)
+    plan = job.plan(url, rate=2.0, duration=10.0)
+
+    def failing(*_: object) -> NoReturn:
+        raise BlockingIOError("a pipe is full")
+
+    monkeypatch.setattr(run, "block", failing)
+    with pytest.raises(BlockingIOError, match="a pipe is full"):
+        soak.soak(arms_of(url), plan, 3, tmp_path / "soak", print, lambda _: {})
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskError, match="file/soak: Not a directory"):
+        soak.soak(arms_of(url), plan, 3, tmp_path / "file" / "soak", print, lambda _: {})
 
 
 def arms_of(*recipes: Recipe) -> list[Arm]:

@@ -115,8 +115,8 @@ def own(metric: Metric, blocks: Sequence[Document]) -> Interval | None:
     middle, half = _mean([math.log(v) for v in values] if logs else values)
     ends = [middle, middle - half, middle + half]
     value, low, high = (math.exp(end) for end in ends) if logs else ends
-    if metric.name == "availability":
-        _, least, most = stats.share(sum(b["completed"] for b in blocks), sum(b["requests"] for b in blocks))
+    if metric.name == "availability" and (requests := sum(b["requests"] for b in blocks)):
+        _, least, most = stats.share(sum(b["completed"] for b in blocks), requests)
         low, high = max(0.0, min(low, least)), min(1.0, max(high, most))
     return Interval(value, low, high) if len(values) >= LEAST or metric.name == "availability" else Interval(value)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,14 +14,16 @@ from typing import Any
 from fenno import process
 from fenno.compare import judge
 from fenno.engine import command, server
-from fenno.errors import DiskError, EngineError, Interrupted, UsageError
+from fenno.engine.server import Server
+from fenno.errors import DiskError, EngineError, Interrupted, LoadError, UsageError
 from fenno.load import endpoint, figures, loadtest, stored
 from fenno.load.plan import Plan
 from fenno.load.stored import Stored
 from fenno.recipe import Recipe
 
 PIECES = 10  # blocks that a stored run is cut into
-PAUSES = (5.0, 30.0)  # seconds after a first and a second start that failed
+PAUSES = (5.0, 30.0)  # seconds after a first and a second try that failed
+DYING = 5.0  # seconds within which the end of a server is seen that answers nothing any more
 ENDED = "-ended-"  # in the name of what there is of a block that was ended within it
 AGAIN = 2  # rounds without a measurement that are made up for, at most, and one more for every three rounds
 
@@ -110,29 +113,44 @@ def kept(
     arm: Arm, plan: Plan, number: int, folder: Path, fitted: dict[str, Plan], say: Callable[[str], None]
 ) -> dict[str, Any]:
     """A block's document from an earlier call that was ended, or else of the block made now. What there is of a block that was
-    ended within it is moved aside. A start that fails and may succeed later is tried three times. Raises `DiskError`."""
+    ended within it is moved aside. One that fails and may succeed later is tried three times. Raises `DiskError`."""
     place = folder / f"{number + 1:03d}-{arm.name}"
     document = place / "block.json"
-    try:
+
+    def make() -> dict[str, Any]:
+        with writing(place):
+            if place.exists():
+                place.rename(place.with_name(f"{place.name}{ENDED}{time.time_ns():x}"))
+        return block(arm, plan, number, folder, fitted)
+
+    with writing(place):
         if document.exists():
             return dict(json.loads(document.read_text(encoding="utf-8")))
-        if place.exists():
-            place.rename(place.with_name(f"{place.name}{ENDED}{time.time_ns():x}"))
-        found = _patiently(lambda: block(arm, plan, number, folder, fitted), say)
-        found["halves"] = pieces(stored.read(place), found["client"], 2)
+    found = _patiently(make, say)
+    with writing(place):
+        if found["requests"]:
+            found["halves"] = pieces(stored.read(place), found["client"], 2)
         process.write(document, json.dumps(found))
-    except OSError as error:
-        raise DiskError(f"cannot keep {place}: {error.strerror}", "free some space, and give the same command again") from error
     return found
 
 
+@contextlib.contextmanager
+def writing(place: Path) -> Iterator[None]:
+    """Around what reads and writes files and does nothing else. Raises `DiskError`."""
+    try:
+        yield
+    except OSError as error:
+        hint = "free some space, and give the same command again, or choose another --out folder"
+        raise DiskError(f"cannot keep {place}: {error.strerror or error}", hint) from error
+
+
 def _patiently(make: Callable[[], dict[str, Any]], say: Callable[[str], None]) -> dict[str, Any]:
-    """A run of days does not end because a GPU's memory was not free again yet."""
+    """A run of days does not end because a GPU's memory was not free again yet, or because a load client died."""
     for pause in PAUSES:
         try:
             return make()
-        except EngineError as error:
-            if error.again == "no":
+        except (EngineError, LoadError) as error:
+            if isinstance(error, EngineError) and error.again == "no":
                 raise
             say(f"{error}; again in {pause:g} s")
             time.sleep(pause)
@@ -141,21 +159,45 @@ def _patiently(make: Callable[[], dict[str, Any]], say: Callable[[str], None]) -
 
 def block(arm: Arm, plan: Plan, number: int, folder: Path, fitted: dict[str, Plan]) -> dict[str, Any]:
     """One load test of one arm. `fitted` keeps what an arm's endpoint takes, asked once. Raises `Interrupted` for one that was cut
-    short, when its records and its ending are on disk."""
+    short, when its records and its ending are on disk, and `LoadError` where there was no traffic though the server lives."""
     assert arm.recipe is not None
     place = folder / f"{number + 1:03d}-{arm.name}"
     with server.serving(arm.recipe, place, headers=plan.headers) as running:
-        if arm.name not in fitted:
-            key, authority = command.key_variable(arm.recipe.engine), arm.recipe.engine.ca_file
-            its = replace(plan, url=running.url, model=running.model, api_key_env=key, ca_file=authority)
-            fitted[arm.name] = endpoint.fitted(its)
-        before = len(list(folder.glob(f"{place.name}{ENDED}*")))  # such a block's prompts may be in a prefix cache
-        prompts = f"{folder.name}-{place.name}" + (f"-{before}" if before else "")
-        mine = replace(fitted[arm.name], url=running.url, seed=plan.seed + number, arm=prompts)
-        found = loadtest.measure(mine, running, arm.recipe, place, probing=False)
+        try:
+            if arm.name not in fitted:
+                key, authority = command.key_variable(arm.recipe.engine), arm.recipe.engine.ca_file
+                its = replace(plan, url=running.url, model=running.model, api_key_env=key, ca_file=authority)
+                fitted[arm.name] = endpoint.fitted(its)
+            before = len(list(folder.glob(f"{place.name}{ENDED}*")))  # such a block's prompts may be in a prefix cache
+            prompts = f"{folder.name}-{place.name}" + (f"-{before}" if before else "")
+            mine = replace(fitted[arm.name], url=running.url, seed=plan.seed + number, arm=prompts)
+            found = loadtest.measure(mine, running, arm.recipe, place, probing=False)
+        except LoadError:
+            fitted.pop(arm.name, None)  # what a dying server takes says nothing
+            if not (why := _death(running)):
+                raise
+            found = _unanswered(why)
     if found["ended"]["how"] == "interrupted":
         raise Interrupted
     return found
+
+
+def _death(running: Server) -> str:
+    """Why the server has ended, or is ending; nothing where it lives. Its port is closed before its end can be seen."""
+    limit = time.monotonic() + DYING
+    while running.child is not None and time.monotonic() < limit:
+        try:
+            running.check("load")
+        except EngineError as error:
+            return str(error)
+        time.sleep(0.1)
+    return ""
+
+
+def _unanswered(why: str) -> dict[str, Any]:
+    """The document of a block whose server died when it was ready, before it had answered anything."""
+    nothing = {"requests": 0, "completed": 0, "availability": 0.0, "classes": {}}
+    return {**nothing, "ended": {"how": "gone", "why": why}, "reasons": [f"its server ended before the first answer: {why}"]}
 
 
 def from_disk(arms: Sequence[Arm]) -> Blocks:

@@ -13,7 +13,7 @@ from typing import Any
 from fenno import process
 from fenno.compare import run
 from fenno.compare.run import Arm, Blocks
-from fenno.errors import DiskError, UsageError
+from fenno.errors import UsageError
 from fenno.load import plan as plans
 from fenno.load.plan import Plan
 
@@ -41,7 +41,8 @@ def soak(
 
     def after(found: Blocks) -> None:
         document = told(found)
-        process.write(folder / "soak.json", json.dumps(document))
+        with run.writing(folder):
+            process.write(folder / "soak.json", json.dumps(document))
         say(f"{len(found.arms[arms[0].name])} of {rounds} rounds are measured; so far in {folder / 'soak.json'}")
 
     with _alone(folder):
@@ -52,12 +53,14 @@ def soak(
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    try:
+    """A folder while nobody else measures into it; the lock ends with the process. Raises `DiskError`, `UsageError`."""
+    with run.writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / "running.lock").open("w", encoding="utf-8") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            yield
-    except BlockingIOError as error:
-        raise UsageError(f"another fenno measures into {folder}", "wait for its end, or choose another --seed") from error
-    except OSError as error:
-        raise DiskError(f"cannot write {folder}: {error.strerror}", "free some space, or choose another --out folder") from error
+        lock = (folder / "running.lock").open("w", encoding="utf-8")
+    with lock:
+        with run.writing(folder):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UsageError(f"another fenno measures into {folder}", "wait for its end, or choose another --seed") from error
+        yield
