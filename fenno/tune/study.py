@@ -162,25 +162,30 @@ class Study:
     def begun(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """The facts that the first worker's figures depend on: `facts` where this is the first."""
         with storages.kept(self._where):
-            known: str | None = self._study.user_attrs.get(FACTS)
-            if known is None:
-                known = json.dumps(facts, default=str)
-                self._study.set_user_attr(FACTS, known)
+            known = _first(self._study, FACTS) or self._say(FACTS, json.dumps(facts, default=str))
         return dict(json.loads(known))
 
     def settle(self, verdict: dict[str, Any]) -> None:
         """Tell all workers that the search is over. The first word holds."""
         if self.shared and self.settled() is None:
             with storages.kept(self._where):
-                self._study.set_user_attr(SETTLED, json.dumps(verdict))
+                self._say(SETTLED, json.dumps(verdict))
 
     def settled(self) -> dict[str, Any] | None:
         """What `settle` was told, by whichever worker; None while the search goes on."""
         if not self.shared:
             return None
         with storages.kept(self._where):
-            text = self._study.user_attrs.get(SETTLED)
+            text = _first(self._study, SETTLED)
         return json.loads(text) if text else None
+
+    def _say(self, kind: str, text: str) -> str:
+        """Say a word to all workers. Returns the first one of its kind: another may have spoken at the same moment."""
+        from optuna.trial import TrialState, create_trial
+
+        # A trial, since an attribute of the study would be the last one's, and trials have numbers.
+        self._study.add_trial(create_trial(state=TrialState.FAIL, user_attrs={kind: text}))
+        return _first(self._study, kind) or text
 
     def sample(self, restart: Point | None, attempts: int = 50) -> Proposal | None:
         """A legal point that was not tried yet under the flags of `restart`, from Optuna's sampler; None when it finds none.
@@ -211,7 +216,7 @@ def shared_name(storage: str, key: str, fresh: bool) -> str:
         reached = storages.reach(storage)
         names = optuna.get_all_study_names(storage=reached)
         last = max((int(n.removeprefix(f"{key}-")) for n in names if re.fullmatch(re.escape(key) + r"-\d+", n)), default=0)
-        over = last == 0 or SETTLED in optuna.load_study(study_name=f"{key}-{last}", storage=reached).user_attrs
+        over = last == 0 or _first(optuna.load_study(study_name=f"{key}-{last}", storage=reached), SETTLED) is not None
     return f"{key}-{last + (fresh or over)}"
 
 
@@ -229,6 +234,12 @@ def stored(folder: Path, shared: Mapping[str, str] | None = None) -> list[Trial]
         # In a folder it is the only one there, if fenno came so far, and a folder that was moved or copied has another name.
         names = [shared["name"]] if shared else optuna.get_all_study_names(storage)
         return [trial for name in names for trial in _finished(optuna.load_study(study_name=name, storage=storage))]
+
+
+def _first(study: Any, kind: str) -> str | None:
+    """The first word of its kind. Numbers are given one after the other: the lowest holds, whoever looks."""
+    said = {t.number: str(t.user_attrs[kind]) for t in study.get_trials(deepcopy=False) if kind in t.user_attrs}
+    return said[min(said)] if said else None
 
 
 def _finished(study: Any) -> list[Trial]:
