@@ -24,7 +24,7 @@ from stub.waiting import until
 
 from fenno.engine import http as small
 from fenno.engine.server import claim_port
-from fenno.errors import UsageError
+from fenno.errors import RecipeError, UsageError
 from fenno.export import make, replicas, service
 from fenno.export.make import Asked
 from fenno.recipe import Recipe, Workload
@@ -94,6 +94,12 @@ def test_nginx_passes_tokens_on_as_they_come_and_sends_no_request_twice() -> Non
 def test_nginx_closes_an_idle_connection_before_the_engine_does(env: dict[str, str], seconds: int) -> None:
     recipe = RECIPE.model_copy(update={"engine": RECIPE.engine.model_copy(update={"env": env})})
     assert f"keepalive_timeout {seconds}s;" in replicas.nginx(service.of(recipe), REPLICAS, Address("h", 80))
+
+
+def test_a_keep_alive_that_is_no_number_is_a_mistake_of_the_recipe() -> None:
+    recipe = RECIPE.model_copy(update={"engine": RECIPE.engine.model_copy(update={"env": {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "5s"}})})
+    with pytest.raises(RecipeError, match="VLLM_HTTP_TIMEOUT_KEEP_ALIVE is '5s'"):
+        replicas.nginx(service.of(recipe), REPLICAS, Address("h", 80))
 
 
 @pytest.mark.skipif(not program("nginx"), reason="no nginx on this host")

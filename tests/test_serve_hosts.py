@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import signal
+import socket
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from fenno.errors import FennoError
 from fenno.recipe import Recipe
 from fenno.serve import hosts
 from fenno.serve.hosts import Hosts
+from fenno.serve.worker import linked
 from fenno.units import Address
 
 
@@ -78,6 +81,28 @@ def test_one_host_is_no_several() -> None:
     assert hosts.given(recipe(), "worker", 2, None, "h") == Hosts(2, 1, Address("h", 29501))
 
 
+def test_why_there_is_no_head_yet_is_told_once_for_each_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    # Of a platform that calls it by another name.
+    monkeypatch.delattr(socket, "TCP_KEEPIDLE")
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address, connect = head.getsockname(), socket.create_connection
+        unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        answers: list[OSError | None] = [unknown, unknown, ConnectionRefusedError(111, "Connection refused"), None]
+
+        def dial(to: tuple[str, int], timeout: float) -> socket.socket:
+            if (error := answers.pop(0)) is not None:
+                raise error
+            return connect(address, timeout=timeout)
+
+        monkeypatch.setattr(socket, "create_connection", dial)
+        with linked(Hosts(2, 1, Address("head", 1)), said.append) as link:
+            assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    waiting = "waiting for the head at head:1"
+    assert said == [waiting, f"{waiting}: Name or service not known", f"{waiting}: Connection refused"]
+
+
 def parallel(place: Place, **flags: Any) -> Path:
     return place.recipe(engine={"flags": {"max-num-seqs": 64, "tensor-parallel-size": 2, **flags}})
 
@@ -106,8 +131,11 @@ def ready(run: Run, times: int) -> str:
 
 def engine(of: Run) -> psutil.Process:
     below = psutil.Process(of.popen.pid).children(recursive=True)
-    (found,) = [each for each in below if "engine.py" in " ".join(each.cmdline()[:2])]
-    return found
+    for each in below:
+        with contextlib.suppress(psutil.Error):  # it may have ended meanwhile
+            if "engine.py" in " ".join(each.cmdline()[:2]):
+                return each
+    raise AssertionError("it has no engine")
 
 
 @pytest.mark.scenario

@@ -6,7 +6,7 @@ import math
 import shlex
 from collections.abc import Sequence
 
-from fenno.errors import UsageError
+from fenno.errors import RecipeError, UsageError
 from fenno.export.service import Service
 from fenno.export.text import head
 from fenno.recipe import Workload
@@ -28,7 +28,8 @@ def nginx(service: Service, replicas: Sequence[Address], listen: Address) -> str
     """A file for nginx's `conf.d`.
 
     A request goes to the replica that has the fewest. One that cannot be reached costs no request: the next replica gets it. What
-    was sent to a replica already is not sent again, since a request that ends an engine would then end all of them.
+    was sent to a replica already is not sent again, since a request that ends an engine would then end all of them. Raises
+    `RecipeError`.
     """
     upstream = f"vllm-{service.label}"
     steps = [
@@ -74,7 +75,13 @@ def _proxied(service: Service, upstream: str) -> str:
 
 
 def _keep_alive(service: Service) -> int:
-    return int(service.recipe.engine.env.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE") or KEEP_ALIVE)
+    """Seconds. Raises `RecipeError` for what vLLM would not take either."""
+    text = str(service.recipe.engine.env.get("VLLM_HTTP_TIMEOUT_KEEP_ALIVE") or KEEP_ALIVE)
+    try:
+        return int(text)
+    except ValueError as error:
+        said = f"recipe {service.recipe.name}: VLLM_HTTP_TIMEOUT_KEEP_ALIVE is {text!r}"
+        raise RecipeError(said, "it has to be a whole number of seconds, such as 30, in `engine.env`") from error
 
 
 def _patience(service: Service) -> int:

@@ -20,22 +20,29 @@ from fenno.errors import EngineError
 from fenno.serve.hosts import Hosts
 from fenno.serve.policy import HEAD_LOST
 
-QUIET = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))  # a host that is gone is so after 25 s
+QUIET = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}  # a host that is gone is so after 25 s
 
 
 @contextlib.contextmanager
 def linked(hosts: Hosts, progress: Callable[[str], None]) -> Iterator[socket.socket]:
-    """A connection to the head's store, for which it is waited as long as need be."""
-    progress(f"waiting for the head at {hosts.master}")
+    """A connection to the head's store, for which it is waited as long as need be. Why there is none yet is told once a reason."""
+    told = f"waiting for the head at {hosts.master}"
+    progress(told)
     while True:
-        with contextlib.suppress(OSError):
+        try:
             link = socket.create_connection((hosts.master.bare, hosts.master.port), timeout=5.0)
             break
+        except OSError as error:
+            why = f"waiting for the head at {hosts.master}: {error.strerror or error}"
+        if why != told:
+            progress(why)
+            told = why
         time.sleep(0.5)
     with link:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in QUIET:
-            link.setsockopt(socket.IPPROTO_TCP, option, value)
+        for name, value in QUIET.items():
+            if option := getattr(socket, name, None):  # not everywhere do they have these names
+                link.setsockopt(socket.IPPROTO_TCP, option, value)
         yield link
 
 
