@@ -89,7 +89,7 @@ def test_leaving_the_block_ends_stubborn_descendants(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with process.running([sys.executable, "-c", STUBBORN], log=log, grace=0.3):
         pids = pids_in(log)
-    assert gone(pids, 0.5)
+    assert gone(pids, 10)
 
 
 def test_an_orderly_child_is_interrupted_not_killed(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_nothing_outlives_fenno(tmp_path: Path, how: signal.Signals) -> None:
     pids = pids_in(log)
     parent.send_signal(how)
     parent.wait(10)
-    assert gone(pids, 5)
+    assert gone(pids, 10)
 
 
 def test_orphans_of_a_command_that_ended_are_ended(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_orphans_of_a_command_that_ended_are_ended(tmp_path: Path) -> None:
     with process.running(["sh", "-c", "sleep 97.3 & echo $$ $!"], log=log) as child:
         pids = pids_in(log)
         assert child.wait(10) == 0
-    assert gone(pids, 0.5)
+    assert gone(pids, 10)
 
 
 CHATTY = "for number in range(20_000): print(f'line {number}', flush=number % 100 == 0)"
@@ -171,7 +171,7 @@ def test_what_a_killed_guard_leaves_is_ended(tmp_path: Path) -> None:
         pids = pids_in(log)
         os.kill(child.pid, signal.SIGKILL)
         assert child.wait(10) == 137
-    assert gone(pids, 0.5)
+    assert gone(pids, 10)
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()

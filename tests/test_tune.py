@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import tempfile
@@ -126,12 +127,21 @@ def killed_in_the_second_trial(place: Place) -> Story:
 
 
 def two_workers(place: Place) -> Story:
-    """Two on one SQLite, of which the second comes when the first has begun; both of them want a port that only one can have."""
-    chosen = place.recipe(**{**NARROW, "engine": {"flags": {"max-num-seqs": 1, "port": 8137}, "scheduler": "token_aware"}})
-    asked = ("tune", chosen, "--storage", "sqlite:///shared.db", "--gpus", "0")
-    first = place.start(*asked).until(lambda said: "trial 0:" in said)
-    second = place.start(*asked)
-    return Story(place, [first.finish(), second.finish()])
+    """Two on one SQLite, whose engines start when both have asked for the study; the port of their recipe is held by another."""
+    held = place.folder / "held"
+    held.touch()
+    script = place.python.read_text().splitlines(keepends=True)
+    script.insert(1, f'case "$*" in *" serve "*) while [ -e {held} ]; do sleep 0.1; done;; esac\n')
+    place.python.write_text("".join(script))
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        flags = {"max-num-seqs": 1, "port": other.getsockname()[1]}
+        engine = {"flags": flags, "scheduler": "token_aware", "ready_timeout": "120s"}
+        asked = ("tune", place.recipe(**{**NARROW, "engine": engine}), "--storage", "sqlite:///shared.db", "--gpus", "0")
+        both = [place.start(*asked), place.start(*asked)]
+        for each in both:
+            each.until(lambda said: "shared with every worker on stub-" in said)
+        held.unlink()
+        return Story(place, [each.finish() for each in both])
 
 
 def out_of_space(place: Place) -> Story:
@@ -408,14 +418,13 @@ def test_two_workers_on_one_database_come_to_one_verdict_and_each_leaves_the_who
     first, second = told("workers").runs
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert first.document["sentence"] == second.document["sentence"] and "confirmed" in first.document["sentence"]
-    assert "shared with every worker on stub-" in second.err
     folders = told("workers").place.studies()
     assert len(folders) == 2 and all((folder / "verdict.json").exists() and (folder / "tuned.yaml").exists() for folder in folders)
     shown = [told("workers").place.fenno("study", "export", folder, "--to", "json").document["trials"] for folder in folders]
     assert shown[0] == shown[1] and len(shown[0]) == first.document["trials"]
-    wide = [line for line in told("workers").place.starts() if "--scheduler-cls" in line and "8137" in line]
-    assert wide == [], "each worker has a port of its own"
-    assert "port: 8137" in (folders[0] / "tuned.yaml").read_text(), "which is no part of what was found"
+    port = recipe.load(told("workers").place.folder / "stub.yaml").engine.flags["port"]
+    assert [line for line in told("workers").place.starts() if f"--port {port} " in f"{line} "] == [], "each has a port of its own"
+    assert f"port: {port}" in (folders[0] / "tuned.yaml").read_text(), "which is no part of what was found"
 
 
 @pytest.mark.skipif(not MAY_MOUNT, reason="needs to mount a small file system")
