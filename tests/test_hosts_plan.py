@@ -97,6 +97,10 @@ def test_a_workers_key_and_headers_go_to_no_other_host_in_plain_text(tmp_path: P
         with contextlib.nullcontext() if safe else pytest.raises(UsageError, match="in plain text"):
             hosts.mine(sent, tmp_path, *own, "10.0.0.1")
     assert hosts.mine(sent, tmp_path, [], None, "10.0.0.1").api_key_env is None, "without them it may go anywhere"
+    there = hosts.seen(url, "10.0.0.1")
+    assert hosts.mine(sent, tmp_path, ["X"], "KEY", "10.0.0.1", f"{there}/").url == there, "and where this host names it"
+    with pytest.raises(UsageError, match="this worker's to http://other"):
+        hosts.mine(sent, tmp_path, ["X"], "KEY", "10.0.0.1", "http://other:8000")
 
 
 def state(phase: str, **change: Any) -> ClientState:
@@ -164,7 +168,6 @@ def test_a_worker_that_finds_no_master_says_where_it_looked(tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("others", "said"),
     [
-        (["http://127.0.0.1:8000"], "goes without a recipe or URL"),
         (["--rate", "2"], "goes without --rate"),
         (["--master", "--workers", "2"], "goes without --master and --workers"),
         (["--no-probe", "--warmup", "5s"], "goes without --warmup and --probe"),

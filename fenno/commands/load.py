@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fenno.recipe import Recipe, Workload
 
 
-WORKERS_OWN = ("worker", "processes", "header", "api_key_env", "out", "as_json")  # all else comes from its master
+WORKERS_OWN = ("where", "worker", "processes", "header", "api_key_env", "out", "as_json")  # all else comes from its master
 
 
 def loadtest(
@@ -69,7 +69,7 @@ def loadtest(
 
     if worker is not None:
         check_worker(context)
-        raise typer.Exit(work_for(worker, out, processes, header or (), api_key_env))
+        raise typer.Exit(work_for(worker, out, processes, header or (), api_key_env, where))
     # All that may be wrong with it is found before an engine is started.
     processes, where_bound = led(master, workers, bind, processes, alone=find_capacity or calibrate)
     if calibrate and where is None:
@@ -142,17 +142,17 @@ def check_worker(context: typer.Context) -> None:
     sources = {param.opts[0]: context.get_parameter_source(param.name or "") for param in others}
     given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if given:
-        said = " and ".join("a recipe or URL" if name == "where" else name for name in given)
+        said = " and ".join(given)
         raise UsageError(f"a worker sends what its master says: --worker goes without {said}", "give that to the master")
 
 
-def work_for(master: str, out: Path, processes: int, headers: Sequence[str], api_key_env: str | None) -> int:
-    """Be a worker of that master until it is through. Returns the exit code."""
+def work_for(master: str, out: Path, processes: int, headers: Sequence[str], api_key_env: str | None, to: str | None) -> int:
+    """Be a worker of that master until it is through. `to`: the only address for its traffic, if one is named. The exit code."""
     from fenno.load import job, worker
 
     folder = out / f"worker-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     known = dict(job.header(text) for text in headers)
-    state = worker.work(master, folder, processes=processes, headers=known, api_key_env=api_key_env, say=console.say)
+    state = worker.work(master, folder, processes=processes, headers=known, api_key_env=api_key_env, to=to, say=console.say)
     mine = [vars(each) for each in state.workers]
     console.result({"ended": state.phase, "sent": state.sent, "workers": mine, "folder": str(folder)})
     return errors.OK

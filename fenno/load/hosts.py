@@ -40,18 +40,20 @@ def keep(files: Mapping[str, bytes], folder: Path) -> None:
         (folder / name).write_bytes(content)
 
 
-def mine(text: str, folder: Path, headers: Sequence[str], key: str | None, host: str) -> Plan:
+def mine(text: str, folder: Path, headers: Sequence[str], key: str | None, host: str, to: str | None = None) -> Plan:
     """The plan that the master sent, as a worker can follow it: its files lie in `folder`, and headers and the API key are this
-    host's own. `host`: the master, as this worker reaches it. Raises `UsageError` for what this host was not given, or does not
-    send to where the traffic goes."""
+    host's own. `host`: the master, as this worker reaches it; `to`: the only address that traffic may go to. Raises `UsageError`
+    for what this host was not given, or does not send to where the traffic goes."""
     plan = plans.parse(text, {})
     if missing := sorted(set(json.loads(text)["headers"]) - set(headers)):
         raise UsageError(f"the load test sends the header {missing[0]}, and this worker has none", "give it --header as well")
     if plan.api_key_env and not key:
         raise UsageError("the load test sends an API key, and this worker has none", "give it --api-key-env as well")
     url = seen(plan.url, host)
-    if (key or headers) and not safe(url, host):
-        hint = "have the master name an https:// address, or give this worker neither --api-key-env nor --header"
+    if to is not None and to.rstrip("/") != url.rstrip("/"):
+        raise UsageError(f"the load test goes to {url}, and this worker's to {to}", "give both the same address")
+    if to is None and (key or headers) and not safe(url, host):
+        hint = "name that address to this worker too, if you mean it, or have the master name an https:// address"
         raise UsageError(f"the load test goes to {url}, and this worker's key and headers do not go there in plain text", hint)
     copies = {Path(name).stem: str(folder / name) for name in given(plan)}
     workload = plan.workload.model_copy(update={name: copies[name] for name in ("prompts", "trace") if name in copies})

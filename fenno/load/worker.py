@@ -20,16 +20,18 @@ def work(
     processes: int = 1,
     headers: Mapping[str, str] | None = None,
     api_key_env: str | None = None,
+    to: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> ClientState:
     """Send what the master at "HOST:PORT" wants sent, to its end. `folder` keeps what the master has not, one folder a process.
 
-    Raises `UsageError` for what is no address, `LoadError` when there is no master, or it refuses this worker, or is lost.
+    `to`: the address that its traffic goes to, or none. Raises `UsageError` for what is no address, `LoadError` when there is no
+    master, or it refuses this worker, or is lost.
     """
     at = units.address(master, hosts.PORT)
     argv = [*run.LOCUST, "--worker", "--master-host", at.bare, "--master-port", str(at.port)]
     argv += ["--processes", str(processes)] if processes > 1 else []
-    told = {"headers": sorted(headers or {}), "key": api_key_env, "host": at.bare}
+    told = {"headers": sorted(headers or {}), "key": api_key_env, "host": at.bare, "to": to}
     env = {"FENNO_LOAD_FOLDER": str(folder.resolve()), "FENNO_LOAD_HEADERS": json.dumps(dict(headers or {}))}
     env["FENNO_LOAD_WORKER"] = json.dumps(told)
     folder.mkdir(parents=True, exist_ok=True)
