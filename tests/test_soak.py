@@ -215,10 +215,13 @@ def block(how: str, completed: int = 100) -> dict[str, Any]:
     return {**part, "classes": {"all": part}, "server": {"memory": None}, "client": {}, "reasons": reasons, "ended": ended}
 
 
-def test_blocks_in_which_a_server_died_count_for_availability_alone() -> None:
+@pytest.mark.parametrize("reasons", [["the run did not end well"], []])
+def test_blocks_in_which_a_server_died_count_for_availability_alone(reasons: list[str]) -> None:
     found = Blocks({"A": [], "B": []}, paired=True)
     for number in range(4):
-        found.add(number, {"A": block("done"), "B": block("gone", 50) if number == 1 else block("done")})
+        died = {**block("gone", 50), "reasons": reasons}
+        wrong = found.add(number, {"A": block("done"), "B": died if number == 1 else block("done")})
+        assert bool(wrong) == (number == 1)
     document = run.document(found, arms_of(*[job.of_url("http://127.0.0.1:8000", "m", "completions", None)] * 2), None, None)
     assert document["arms"]["B"]["blocks"] == document["arms"]["A"]["blocks"] == 3, "the round is left out for both"
     assert document["arms"]["B"]["figures"]["availability"]["value"] == pytest.approx((3 * 1.0 + 0.5) / 4)

@@ -55,7 +55,7 @@ class Blocks:
 
     def add(self, number: int, documents: Mapping[str, dict[str, Any]]) -> list[str]:
         """Take a round, whole or not at all. Returns why it is left out."""
-        wrong = [f"round {number + 1}, {name}: {reason}" for name, doc in documents.items() for reason in doc["reasons"]]
+        wrong = [f"round {number + 1}, {name}: {why}" for name, document in documents.items() for why in _against(document)]
         for name, document in documents.items():
             if document["ended"]["how"] == "gone":
                 self.died.setdefault(name, []).append(document)
@@ -63,6 +63,12 @@ class Blocks:
                 self.arms[name].append(document)
         self.left_out += wrong
         return wrong
+
+
+def _against(document: Mapping[str, Any]) -> list[str]:
+    """Why a block is no measurement. One whose server died is none, however little else was wrong with it."""
+    gone = document["ended"]["how"] == "gone"
+    return list(document["reasons"]) or (["its server was gone"] if gone else [])
 
 
 def order(names: Sequence[str], number: int) -> list[str]:
