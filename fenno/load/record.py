@@ -77,11 +77,6 @@ class Record:
         return self.first - self.sent if self.ok and self.first is not None else math.inf
 
     @property
-    def ttfa(self) -> float:
-        """Seconds to the first token of the answer, reasoning left out."""
-        return self.first_answer - self.sent if self.ok and self.first_answer is not None else math.inf
-
-    @property
     def e2el(self) -> float:
         """Seconds to the last token."""
         return self.last - self.sent if self.ok and self.last is not None else math.inf
