@@ -110,7 +110,7 @@ class Engines:
     @contextlib.contextmanager
     def plain(self, point: Point) -> Iterator[Running]:
         """Plain flags, and the plugin only where the point has no plain flag."""
-        flags, env = serve_flags(point, self.space), spaces.variables_of(spaces.restart_part(point, self.space))
+        flags, env = serve_flags(point, self.space), spaces.plain_variables(point, self.space)
         if flags.get("scheduler-cls"):
             env |= plugin.environment(plugin.install(self.folder / "plugin"), self._control("confirm.json"))
         with self._engine("confirmation", flags=flags, env=env, control=None) as engine:

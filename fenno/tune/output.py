@@ -79,7 +79,7 @@ def _weighty(facts: Mapping[str, Any]) -> list[Any]:
 def tuned(recipe: Recipe, point: Point, space: Space) -> Recipe:
     """The recipe with the smallest change from the defaults that gives `point`."""
     flags = {**recipe.engine.flags, **spaces.plain_flags(point, space)}
-    variables = {**recipe.engine.env, **spaces.variables_of(spaces.restart_part(point, space))}
+    variables = {**recipe.engine.env, **spaces.plain_variables(point, space)}
     env = {name: value for name, value in variables.items() if value is not None}
     scheduler = spaces.changed(point, space).get(POLICY, recipe.engine.scheduler)
     engine = recipe.engine.model_copy(update={"flags": flags, "env": env, "scheduler": scheduler})

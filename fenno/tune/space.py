@@ -146,6 +146,11 @@ def plain_flags(point: Point, space: Space) -> dict[str, Scalar | list[Scalar]]:
     return {**flags, **flags_of(restart_part(point, space))}
 
 
+def plain_variables(point: Point, space: Space) -> dict[str, str | None]:
+    """The environment variables that give `point` at a start: only what differs from the defaults."""
+    return variables_of(restart_part(point, space))
+
+
 def restart_part(point: Point, space: Space) -> dict[str, Scalar]:
     """The flags and variables of `point` that need a start of their own, as far as they differ from the defaults."""
     return {knob: value for knob, value in changed(point, space).items() if knob in space.restart}
