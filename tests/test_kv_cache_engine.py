@@ -297,7 +297,8 @@ def test_transfers_are_timed_under_the_engines_interpreter_and_say_that_no_gpu_t
     assert (found["backend"], found["device"], found["ranks"]) == ("gloo", "cpu", 2)
     assert {(row["what"], row["bytes"]) for row in found["rows"]} == {("step", token), ("cache", 8 * token)}
     assert {(row["layout"], row["messages"]) for row in found["rows"]} == {("one tensor", 1), ("a tensor a layer", 6)}
-    assert all(row["seconds"] > 0 and row["share"] > 0 for row in found["rows"])
+    assert all(0 < row["low"] <= row["seconds"] <= row["high"] and row["share"] > 0 for row in found["rows"])
+    assert all(row["right"] for row in found["rows"])
     title, rows = words.transfers(found)
     assert "no GPUs" in title
     assert len(rows) == len(found["rows"]) == 10

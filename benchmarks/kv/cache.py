@@ -1,10 +1,11 @@
 """One decode step and peak memory with transformers' dynamic and static caches and with fenno's contiguous one, side by side.
 
-usage: python benchmarks/kv/cache.py [--device cuda] [--dtype bfloat16] [--out FILE]    (about five minutes on two cores)
+usage: python benchmarks/kv/cache.py [--device cuda] [--dtype bfloat16] [--out FILE]
 
-A Llama-shaped model with random weights (SHAPE). Each cache is filled with random keys and values up to a length, then STEPS tokens
-follow, the caches in turn at each of them, so that whatever else the machine does falls on all. A step's time is the whole model's.
-Memory is what a process of its own needs at most for one cache and its steps, above what it had with the model loaded and run once.
+A Llama-shaped model with random weights: a small one on a CPU, eight layers of an 8B model on a GPU (SHAPES). Each cache is filled
+with random keys and values up to a length, then STEPS tokens follow, the caches in turn at each of them, so that whatever else the
+machine does falls on all. A step's time is the whole model's. Memory is what one cache and its steps need at most, above what there
+was with the model loaded and run once: on a CPU that of a process of its own, on a GPU what torch's allocator gave.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import transformers
 
 from fenno.kv import ContiguousCache
 
-SHAPE = {
+SMALL = {
     "vocab_size": 1024,
     "hidden_size": 512,
     "intermediate_size": 1408,
@@ -36,27 +37,38 @@ SHAPE = {
     "head_dim": 64,
     "max_position_embeddings": 8192,
 }
-TOKENS, BATCHES, STEPS, WARM = (256, 1024, 2048, 4096), (1, 8), 40, 8
+LARGE = SMALL | {
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+SHAPES = {"cpu": SMALL, "cuda": LARGE}
+STEPS = {"cpu": 40, "cuda": 150}
+TOKENS, BATCHES, WARM = (256, 1024, 2048, 4096), (1, 8), 8
 CACHES = ("dynamic", "static", "contiguous")
 
 
 def model(device: str, dtype: str) -> Any:
     torch.manual_seed(0)
-    made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE))
+    with torch.device(device):
+        made = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPES[device]))
     return made.to(device, getattr(torch, dtype)).eval()
 
 
 def filled(name: str, model: Any, batch: int, tokens: int) -> Any:
     """A cache with `tokens` random tokens in it and room for the steps."""
-    room = tokens + STEPS + WARM
+    shape = SHAPES[model.device.type]
+    room = tokens + STEPS[model.device.type] + WARM
     cache = {
         "dynamic": lambda: transformers.DynamicCache(config=model.config),
         "static": lambda: transformers.StaticCache(config=model.config, max_cache_len=room),
         "contiguous": lambda: ContiguousCache(model.config, room),
     }[name]()
-    shape = (batch, SHAPE["num_key_value_heads"], tokens, SHAPE["head_dim"])
-    for layer in range(SHAPE["num_hidden_layers"]):
-        pair = (torch.randn(shape, device=model.device, dtype=model.dtype) for _ in range(2))
+    heads = (batch, shape["num_key_value_heads"], tokens, shape["head_dim"])
+    for layer in range(shape["num_hidden_layers"]):
+        pair = (torch.randn(heads, device=model.device, dtype=model.dtype) for _ in range(2))
         cache.update(*pair, layer)
     return cache
 
@@ -80,7 +92,7 @@ def times(model: Any, batch: int, tokens: int) -> dict[str, dict[str, float]]:
     """Median and quartiles of a step in ms, by cache."""
     caches = {name: filled(name, model, batch, tokens) for name in CACHES}
     taken: dict[str, list[float]] = {name: [] for name in CACHES}
-    for number in range(WARM + STEPS):
+    for number in range(WARM + STEPS[model.device.type]):
         turn = number % len(CACHES)
         for name in CACHES[turn:] + CACHES[:turn]:
             taken[name].append(1e3 * step(model, caches[name], batch))
@@ -102,16 +114,20 @@ def peak(model: Any) -> float:
 
 
 def memory(model: Any, name: str, batch: int, tokens: int) -> float:
-    """MiB that one cache and its steps take at most above the model; only true in a process that did nothing else before."""
+    """MiB that one cache and its steps take at most above the model; on a CPU only true in a process that does nothing else."""
     step(model, filled(name, model, batch, 1), batch)
+    if model.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     before = peak(model)
     cache = filled(name, model, batch, tokens)
-    for _ in range(STEPS):
+    for _ in range(STEPS["cpu"]):
         step(model, cache, batch)
     return round(peak(model) - before, 1)
 
 
-def memory_elsewhere(args: argparse.Namespace, name: str, batch: int, tokens: int) -> float:
+def memory_alone(args: argparse.Namespace, model: Any, name: str, batch: int, tokens: int) -> float:
+    if args.device == "cuda":
+        return memory(model, name, batch, tokens)
     own = [sys.executable, __file__, "--device", args.device, "--dtype", args.dtype, "--one", name, str(batch), str(tokens)]
     return float(subprocess.run(own, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
@@ -147,13 +163,14 @@ def main() -> None:
     for batch in BATCHES:
         for tokens in TOKENS:
             row = {"batch": batch, "tokens": tokens, "step_ms": times(made, batch, tokens)}
-            row["memory_mib"] = {name: memory_elsewhere(args, name, batch, tokens) for name in CACHES}
+            row["memory_mib"] = {name: memory_alone(args, made, name, batch, tokens) for name in CACHES}
             rows.append(row)
             medians = {name: found["median"] for name, found in row["step_ms"].items()}
             print(f"batch {batch}, {tokens} tokens: ms a step {medians}; MiB {row['memory_mib']}", flush=True)
-    document = {**host(args.device), "dtype": args.dtype, "shape": SHAPE, "steps": STEPS, "rows": rows}
-    if args.out:
-        args.out.write_text(json.dumps(document, indent=1) + "\n")
+            # After each row: what was measured is kept, whatever ends the rest.
+            document = {**host(args.device), "dtype": args.dtype, "shape": SHAPES[args.device], "steps": STEPS[args.device]}
+            if args.out:
+                args.out.write_text(json.dumps({**document, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

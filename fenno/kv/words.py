@@ -82,4 +82,4 @@ def transfers(found: Mapping[str, Any]) -> tuple[str, list[tuple[str, ...]]]:
 
 def _transfer(row: Mapping[str, Any]) -> tuple[str, ...]:
     how = (row["what"], row["layout"], row["how"], str(row["messages"]), size(row["bytes"]))
-    return (*how, f"{row['seconds'] * 1e3:.3g} ms", f"{row['share']:.1%}")
+    return (*how, f"{row['seconds'] * 1e3:.3g} ms", f"{row['share']:.1%}" if row["right"] else "WRONG BYTES")

@@ -7,6 +7,7 @@ Two GPUs over NCCL where there are two, else two processes over gloo. Standard l
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -21,8 +22,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-RANKS, WARM, REPEATS = 2, 3, 15
-Call = Callable[[list[torch.Tensor]], None]
+RANKS, WARM = 2, 3
+REPEATS = {"cpu": 15, "cuda": 60}
+Call = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 LINK = 64 * 2**20  # bytes of the plain message that the link's bandwidth is measured with, at least
 
 
@@ -49,21 +51,38 @@ class Mover:
         made.view(torch.uint8).fill_(1)
         return made
 
-    def move(self, parts: list[torch.Tensor]) -> None:
+    def move(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
         (self.transfer.receive if self.rank else self.transfer.send)(parts, 1 - self.rank)
+        return parts
 
-    def one_by_one(self, parts: list[torch.Tensor]) -> None:
+    def one_by_one(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
         for part in parts:
             self.move([part])
+        return parts
 
-    def gather(self, parts: list[torch.Tensor]) -> None:
-        for part in parts:
-            self.transfer.all_gather(part)
+    def gather(self, parts: list[torch.Tensor]) -> list[torch.Tensor]:
+        return [self.transfer.all_gather(part) for part in parts]
 
-    def seconds(self, action: Callable[[], None]) -> float:
-        """The median of REPEATS: from when both ranks are there to when both have done. Their clock is this host's."""
+    def right(self, parts: list[torch.Tensor], call: Call) -> bool:
+        """Whether what lies on both ranks after a call is, to the byte, rank 0's parts, or where they are gathered everyone's."""
+        marks = [torch.stack([self.mark(part, RANKS * index + rank) for rank in range(RANKS)]) for index, part in enumerate(parts)]
+        for part, mark in zip(parts, marks, strict=True):
+            part.view(torch.uint8).copy_(mark[self.rank])
+        came = [found.view(torch.uint8) for found in call(parts)]
+        same = [torch.equal(found, mark if found.dim() == mark.dim() else mark[0]) for found, mark in zip(came, marks, strict=True)]
+        everywhere = torch.tensor([all(same)], dtype=torch.int32, device=self.device)
+        dist.all_reduce(everywhere, op=dist.ReduceOp.MIN)
+        return bool(everywhere.item())
+
+    def mark(self, part: torch.Tensor, seed: int) -> torch.Tensor:
+        """Random bytes in the part's shape, the same wherever they are made with this seed."""
+        random = torch.Generator(self.device).manual_seed(seed)
+        return torch.randint(256, part.view(torch.uint8).shape, dtype=torch.uint8, device=self.device, generator=random)
+
+    def seconds(self, action: Callable[[], object]) -> dict[str, float]:
+        """Median and quartiles of REPEATS: from when both ranks are there to when both have done. Their clock is this host's."""
         taken = []
-        for _ in range(WARM + REPEATS):
+        for _ in range(WARM + REPEATS[self.device.type]):
             dist.barrier()
             self.settle()
             started = time.monotonic()
@@ -72,16 +91,15 @@ class Mover:
             ends = torch.tensor([started, time.monotonic()], dtype=torch.float64, device=self.device)
             dist.all_reduce(ends, op=dist.ReduceOp.MAX)
             taken.append(float(ends[1] - ends[0]))
-        return statistics.median(taken[WARM:])
+        low, middle, high = statistics.quantiles(taken[WARM:], n=4)
+        return {"seconds": middle, "low": low, "high": high}
 
     def settle(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
 
-def ways(
-    mover: Mover, shape: dict[str, Any]
-) -> list[tuple[str, str, str, list[torch.Tensor], Callable[[list[torch.Tensor]], None]]]:
+def ways(mover: Mover, shape: dict[str, Any]) -> list[tuple[str, str, str, list[torch.Tensor], Call]]:
     """What is timed: what moves, the layout it lies in, how, the parts, and the call."""
     layers, heads, batch, tokens, size = (shape[name] for name in ("layers", "heads", "batch", "tokens", "size"))
     one = mover.written((2, layers, heads, batch, tokens, size), shape["dtype"])
@@ -113,12 +131,13 @@ def rank(number: int, shape: dict[str, Any], meeting: str) -> None:
     rows = []
     largest = LINK
     for what, layout, how, parts, call in ways(mover, shape):
-        taken = mover.seconds(lambda call=call, parts=parts: call(parts))  # type: ignore[misc]
+        right = mover.right(parts, call)
+        taken = mover.seconds(functools.partial(call, parts))
         count = sum(part.numel() * part.element_size() for part in parts)
         largest = max(largest, count)
-        rows.append({"what": what, "layout": layout, "how": how, "messages": len(parts), "bytes": count, "seconds": taken})
+        rows.append({"what": what, "layout": layout, "how": how, "messages": len(parts), "bytes": count, "right": right, **taken})
     plain = [mover.written((largest,), "uint8")]
-    bandwidth = largest / mover.seconds(lambda: mover.move(plain))
+    bandwidth = largest / mover.seconds(functools.partial(mover.move, plain))["seconds"]
     for row in rows:
         row["share"] = row["bytes"] / row["seconds"] / bandwidth
     dist.destroy_process_group()
