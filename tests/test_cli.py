@@ -71,6 +71,9 @@ USAGE = {
     "capacity-of-a-ramp": Case(
         lambda p: ["loadtest", p.recipe(), "--find-capacity", "--ramp", "1:2"], 2, ("this workload has `ramp`", "fenno loadtest")
     ),
+    "capacity-by-no-step": Case(
+        lambda p: ["loadtest", p.recipe(), "--find-capacity", "--step", "1"], 2, ("--step is 1", "more than 1")
+    ),
     "no-trace": Case(lambda p: ["loadtest", p.recipe(), "--trace", "/no/trace"], 2, ("cannot read /no/trace: No such file",)),
     "two-ways": Case(lambda p: ["loadtest", p.recipe(), "--users", "2", "--ramp", "1:2"], 2, ("--users and --ramp exclude",)),
     "ramp": Case(lambda p: ["loadtest", p.recipe(), "--ramp", "2-40"], 2, ("--ramp is '2-40'", "such as 2:40")),

@@ -17,6 +17,7 @@ from doctor_stack import NEW, OLD, Environment
 from fenno.doctor import checks, document, enginefacts, gather, hostfacts, modelfacts, stackfacts
 from fenno.doctor.facts import Facts
 from fenno.elf import Library
+from fenno.engine import dummy
 from fenno.recipe import Recipe
 
 pytestmark = pytest.mark.scenario
@@ -266,6 +267,16 @@ def test_the_size_of_a_dummy_model_is_that_of_its_shape() -> None:
     attention = 2 * 4096 * 32 * 128 + 2 * 4096 * 8 * 128
     experts = 8 * 3 * 4096 * 4096 + 8 * 4096
     assert found is not None and found.weights == 2 * (20 * (attention + experts) + 2 * 320 * 4096)
+    found = modelfacts.model(Recipe.model_validate({"name": "m", "engine": {"model": "dummy:llama3-8b"}}), Path("/none"))
+    assert found is not None and found.weights == pytest.approx(2 * 8.03e9, rel=0.001)
+
+
+def test_a_dummy_model_with_a_vocabulary_of_its_own_has_a_text_for_each_token_and_cuts_texts_into_bytes() -> None:
+    made = dummy.files(dummy.SHAPES["llama3-8b"])["tokenizer.json"]
+    tokens = made["model"]["vocab"]
+    assert sorted(tokens.values()) == [*range(128256)] and not made["model"]["merges"]
+    assert {token for token, i in tokens.items() if i < 256} == set(dummy.byte_letters().values())
+    assert all(token.isascii() and token.isalpha() for token, i in tokens.items() if i >= 260)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,9 @@ import pytest
 
 from fenno.errors import EngineError
 from fenno.recipe import Recipe
-from fenno.tune import confirm
-from fenno.tune.run import Run, ablation, met_live
+from fenno.tune import climb, confirm
+from fenno.tune.propose import Limit
+from fenno.tune.run import Run, ablation, met_live, next_start
 from fenno.tune.space import BUDGET, CAP, POLICY, Point, Space
 from fenno.tune.study import State, Study, Trial
 from fenno.tune.trial import Measured
@@ -65,6 +66,21 @@ def test_a_change_that_brings_nothing_is_put_back() -> None:
     assert winner and winner.point == asked.point
     assert ablation(run, tried, winner, {}) is None, "one change alone brings all"
     assert ablation(run, tried[:2], tried[1], {"block-size": 64}) is None, "under other flags of the start"
+
+
+def test_where_the_http_server_binds_no_live_knob_is_tried_before_the_start_that_may_help(tmp_path: Path) -> None:
+    live, flag = {CAP: (8, 64), POLICY: ("fcfs", "token_aware")}, "api-server-count"
+    where = Space(live, {CAP: 64, POLICY: "fcfs", flag: 1}, {flag: (4,)})
+    study = Study(tmp_path, where, 1)
+    run = Run(surfaces.recipe(surfaces.surface(1)), where, study, 1, 900.0, cast(Any, None), cast(Any, None))
+    study.add(replace(told(dict(where.defaults), "met"), rate=60.0))
+    study.add(replace(told(dict(where.defaults), "missed"), number=1, rate=64.0, limit=Limit("compute", "steps take long")))
+    assert (asked := climb.next_ask(run, study.trials(), {})) and asked.proposal.point[CAP] == 8
+    study.add(replace(told(dict(where.defaults), "missed"), number=2, rate=63.0, score=9.0, limit=Limit("front end", "")))
+    assert climb.next_ask(run, study.trials(), {}) is None
+    assert (start := next_start(run, climb.frontier(study.trials()))) and start.point[flag] == 4
+    asked = climb.next_ask(run, study.trials(), {flag: 4})
+    assert asked and asked.rate == 63.0 and asked.proposal.point == {**where.defaults, flag: 4}
 
 
 def told(point: dict[str, Any], state: State) -> Trial:

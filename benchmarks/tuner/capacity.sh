@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The largest steady rate of gpu-grok2-9b under its target after one cold start with plain flags, as `fenno loadtest
 # --find-capacity` finds it. Everything that was measured lands in $OUT.
-# usage: capacity.sh NAME FIRST SECONDS [FLAG: VALUE]...     (PYTHON: an interpreter with vLLM and fenno; RECIPE: another recipe)
+# usage: capacity.sh NAME FIRST SECONDS [FLAG: VALUE]...     (PYTHON: an interpreter with vLLM and fenno; RECIPE: another recipe;
+# STEP: the factor from one rate to the next, WARMUP: as in the recipe)
 # FIRST: the rate that is tried first; SECONDS: when the search has to end, start included; flags are laid over the recipe's.
 set -euo pipefail
 name=$1 first=$2 seconds=$3; shift 3
@@ -20,7 +21,7 @@ if os.environ.get("WARMUP"):
 open(sys.argv[1], "w").write(yaml.safe_dump(chosen, sort_keys=False))
 PY
 rc=0
-"$python" -m fenno -v loadtest "$work/$name.yaml" --find-capacity --rate "$first" --target p95_ttft=800ms --budget "${seconds}s" \
+"$python" -m fenno -v loadtest "$work/$name.yaml" --find-capacity --rate "$first" --step "${STEP:-2}" --target p95_ttft=800ms --budget "${seconds}s" \
     --out "$work/records" --json >"$out/$name.json" 2> >(tee "$out/$name.log" >&2) || rc=$?
 cp "$work/$name.yaml" "$out/"
 echo "$name: exit code $rc, $(tail -c 400 "$out/$name.log" | tail -1)"

@@ -56,6 +56,7 @@ def loadtest(
     target: TargetOption = None,
     find_capacity: Annotated[bool, typer.Option("--find-capacity", help="the largest steady rate that meets the targets")] = False,
     budget: Annotated[str, typer.Option(help="how long --find-capacity may take")] = "15m",
+    step: Annotated[float, typer.Option(help="the factor between rates of --find-capacity until one is too high")] = 2.0,
     calibrate: Annotated[bool, typer.Option("--calibrate", help="measure how well this host measures at this load")] = False,
     tokens_per_second: Annotated[float | None, typer.Option(help="of the calibration server, for all users together")] = None,
     probe: Annotated[bool, typer.Option(help="ask for one token each second, on a connection of its own")] = True,
@@ -99,11 +100,13 @@ def loadtest(
     )
     if find_capacity:
         check_workload(plan.workload)
+        if not step > 1:
+            raise UsageError(f"--step is {step:g}", "it has to be more than 1, such as 1.2")
     if calibrate:
         raise typer.Exit(calibration_of(chosen, plan, folder, tokens_per_second))
     with endpoint_of(chosen, plan, folder) as (running, fitted):
         if find_capacity:
-            raise typer.Exit(capacity_of(running, fitted, folder, units.duration(budget)))
+            raise typer.Exit(capacity_of(running, fitted, folder, step, units.duration(budget)))
         document = loadtest.measure(fitted, running, chosen, folder, probing=probe, gpu_price=gpu_price)
     raise typer.Exit(tell_load(document, table=not as_json))
 
@@ -229,15 +232,16 @@ def calibration_of(chosen: Recipe, plan: Plan, folder: Path, tokens_per_second: 
     return errors.OK if document["valid"] else errors.INCONCLUSIVE
 
 
-def capacity_of(running: Server, plan: Plan, folder: Path, budget: float) -> int:
-    """Look for the capacity of an engine within `budget` seconds, print it, and return the exit code."""
+def capacity_of(running: Server, plan: Plan, folder: Path, step: float, budget: float) -> int:
+    """Look for the capacity of an engine within `budget` seconds, print it, and return the exit code. `step`: from rate to rate."""
     from fenno.screen import Screen
     from fenno.tune import find, trial
 
     recipe = running.recipe
     with Screen() as screen:
         first, deadline = plan.rate or trial.target_rate(recipe), time.monotonic() + budget
-        found = find.find(recipe, running, plan, folder, first=first, deadline=deadline, say=screen.say, watch=screen.watch)
+        say, watch = screen.say, screen.watch
+        found = find.find(recipe, running, plan, folder, first=first, step=step, deadline=deadline, say=say, watch=watch)
     document = find.document(found, recipe)
     console.say(document["sentence"], style="bold")
     console.result({**document, "records": str(folder)})

@@ -1,11 +1,13 @@
-"""Small models with random weights, made locally in a second: a config and a byte-level tokenizer, nothing downloaded.
+"""Models with random weights, made locally in a second: a config and a byte-level tokenizer, nothing downloaded.
 
 vLLM fills the weights itself (`--load-format dummy`), so a model here is three JSON files.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
+import string
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,11 +108,32 @@ def grok1(size: Size, dtype: str) -> dict[str, Any]:
     }
 
 
+# Llama-3-8B in its published sizes, the vocabulary's too: what a token costs at the model's last layer is part of its speed.
+LLAMA3_8B: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "hidden_act": "silu",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
 SHAPES: dict[str, dict[str, Any]] = {
     "grok2-small": _grok2(256, 4, 8, 1, 32, 512, "float32"),
     # Grok-2 itself, as fenno's plugin serves it.
     "grok2-tiny": grok2(Size(layers=4, hidden=256, heads=8, kv_heads=1, head=32, expert=512, shared=1024), "float32"),
     "grok2-9b": _grok2(4096, 20, 32, 8, 128, 4096, "bfloat16"),
+    "llama3-8b": LLAMA3_8B,
 }
 SPECIAL = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>")
 VOCABULARY = 256
@@ -139,11 +162,11 @@ def make(name: str, folder: Path) -> Path:
 def files(shape: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The JSON files of a model, by name."""
     end = VOCABULARY + SPECIAL.index("<|endoftext|>")
-    # A multiple of 64, as every engine pads it to.
+    # Unless a shape has its own, a multiple of 64, as every engine pads it to.
     size = -(-(VOCABULARY + len(SPECIAL)) // 64) * 64
     return {
-        "config.json": {**shape, "vocab_size": size, "bos_token_id": end, "eos_token_id": end},
-        "tokenizer.json": _tokenizer(),
+        "config.json": {"vocab_size": size, **shape, "bos_token_id": end, "eos_token_id": end},
+        "tokenizer.json": _tokenizer(shape.get("vocab_size", 0)),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "eos_token": "<|endoftext|>",
@@ -161,9 +184,13 @@ def byte_letters() -> dict[int, str]:
     return {**{byte: chr(byte) for byte in printable}, **{byte: chr(256 + i) for i, byte in enumerate(rest)}}
 
 
-def _tokenizer() -> dict[str, Any]:
-    """A byte-level BPE without merges: one token a byte, so that lengths are exact and every text is legal."""
-    letters = byte_letters()
+def _tokenizer(size: int) -> dict[str, Any]:
+    """A byte-level BPE without merges: one token a byte, so that lengths are exact and every text is legal.
+
+    Up to `size` entries, the rest are words that no text is cut into, and that a model may say.
+    """
+    letters, first = byte_letters(), VOCABULARY + len(SPECIAL)
+    words = map("".join, itertools.product(string.ascii_letters, repeat=3))
     added = [
         {"id": VOCABULARY + i, "content": text, "special": True}
         | dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
@@ -171,6 +198,7 @@ def _tokenizer() -> dict[str, Any]:
     ]
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     vocabulary = {letters[byte]: byte for byte in range(VOCABULARY)} | {text: VOCABULARY + i for i, text in enumerate(SPECIAL)}
+    vocabulary |= {word: i for i, word in zip(range(first, size), words, strict=False)}
     return {
         "version": "1.0",
         "truncation": None,

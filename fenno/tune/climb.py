@@ -19,7 +19,7 @@ from fenno.tune.bench import Seat
 from fenno.tune.capacity import Bracket
 from fenno.tune.claims import Claim
 from fenno.tune.propose import Proposal
-from fenno.tune.run import AGAIN, PATIENCE, Run, floor, next_start, one_trial, remember_outputs, search, under_way
+from fenno.tune.run import AGAIN, PATIENCE, Run, floor, front_end, next_start, one_trial, remember_outputs, search, under_way
 from fenno.tune.space import Point
 from fenno.tune.study import Trial
 from fenno.tune.verdict import Verdict
@@ -162,7 +162,10 @@ def next_challenger(run: Run, trials: list[Trial], here: list[Trial], best: Poin
         if point not in busy:
             return Proposal(point, "the best point, started anew", "restart")
     failed = failures_since(trials)
-    at = [t.tried() for t in frontier(trials) if t in here]
+    lost = [t for t in frontier(trials) if t in here]
+    if front_end(min(lost, key=lambda t: t.score, default=None)) and next_start(run, frontier(trials)):
+        return None
+    at = [t.tried() for t in lost]
     ruled = propose.by_rule(at, run.space, seen=[*(t.point for t in here), *busy])
     if ruled is not None and failed < 2 * PATIENCE:
         return ruled

@@ -57,16 +57,17 @@ def find(
     folder: Path,
     *,
     first: float,
+    step: float,
     deadline: float,
     say: Callable[[str], None],
     watch: Glance,
 ) -> Found:
-    """Bracket the capacity of `server`: doubling or halving from `first`, then halving the gap.
+    """Bracket the capacity of `server`: from `first` up or down by a factor of `step`, then halving the gap.
 
     `base`: the traffic, but for its rate and length; `deadline` on the monotonic clock. Raises as `trial.measure` does.
     """
     steps: list[Step] = []
-    while (rate := capacity.next_rate(bracket(steps), first)) is not None:
+    while (rate := capacity.next_rate(bracket(steps), first, step=step)) is not None:
         at = recipe.with_targets(qps=rate)
         if time.monotonic() + trial.seconds_needed(at) > deadline:
             return Found(bracket(steps), steps, "the time budget ended first; give a longer --budget")

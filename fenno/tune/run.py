@@ -233,8 +233,7 @@ def next_point(run: Run, trials: list[Trial], restart: Point) -> Proposal | None
     again = once_more(here, busy)
     if again is not None:
         return again
-    best = verdicts.nearest(here)
-    if best and best.limit and best.limit.name == "front end" and next_start(run, measured_ones(trials)):
+    if front_end(verdicts.nearest(here)) and next_start(run, measured_ones(trials)):
         return None
     seen = [*(t.point for t in here), *busy]
     ruled = propose.by_rule([t.tried() for t in verdicts.latest(here)], run.space, seen=seen)
@@ -243,6 +242,11 @@ def next_point(run: Run, trials: list[Trial], restart: Point) -> Proposal | None
     if propose.improving(_scores(here, "sampler"), PATIENCE):
         return run.study.sample(restart) or closer_look(here, busy)
     return closer_look(here, busy)
+
+
+def front_end(best: Trial | None) -> bool:
+    """Whether the HTTP server holds the best point back: nothing that the scheduler can do reaches it."""
+    return best is not None and best.limit is not None and best.limit.name == "front end"
 
 
 def once_more(here: Sequence[Trial], busy: Sequence[Point] = ()) -> Proposal | None:
