@@ -36,14 +36,14 @@ tuned() { # NAME RECIPE RATE MOST REST OPTION...
 }
 held() { # NAME RECIPE FIRST STEP MOST FLAG...
     local name=$1 recipe=$2 first=$3 step=$4 seconds; seconds=$(least "$5" "$(left 5)"); shift 5
-    [ "$seconds" -gt "${LEAST:-150}" ] || { stamp "$name: $seconds s are too few"; return 0; }
+    [ "$seconds" -gt "${LEAST:-140}" ] || { stamp "$name: $seconds s are too few"; return 0; }
     stamp "$name: capacity from $first requests/s, $seconds s"
     RECIPE=$recipe STEP=$step OUT=$results TMPDIR=$work timeout -k 10 "$seconds" "$here/capacity.sh" "$name" "$first" $((seconds - 5)) "$@" \
         || echo "$name: exit code $?"
 }
 grok() {
-    tuned grok-tune "${GROK:-gpu-grok2-9b}" "${GROK_RATE:-100}" 660 220 --confirm quick
-    if [ -n "${AFTER:-}" ] && [ "$(left)" -gt 200 ]; then
+    tuned grok-tune "${GROK:-gpu-grok2-9b}" "${GROK_RATE:-100}" 660 190 --confirm quick
+    if [ -n "${AFTER:-}" ] && [ "$(left)" -gt 150 ]; then
         local seconds; seconds=$(least 300 "$(left 30)")
         stamp "after it, $seconds s: $AFTER"
         timeout -k 10 $((seconds + 25)) $AFTER "$results/after" "$seconds" || echo "after: exit code $?"
@@ -52,15 +52,15 @@ grok() {
 }
 dense() {
     tuned dense-tune "${DENSE:-gpu-llama3-8b}" "${DENSE_RATE:-72}" 480 380 --confirm off
-    held dense-api4 "${DENSE:-gpu-llama3-8b}" "${DENSE_FIRST:-80}" 1.15 270 "api-server-count: 4"
+    held dense-api4 "${DENSE:-gpu-llama3-8b}" "${DENSE_FIRST:-80}" 1.15 $(($(left) / 2)) "api-server-count: 4"
     held dense-defaults "${DENSE:-gpu-llama3-8b}" "${DENSE_LOW:-58}" 1.1 400
 }
 
 prepare() {
     { nvidia-smi; nvidia-smi topo -m; lscpu; free -g; "$PYTHON" -m pip list; } >"$results/host.txt" 2>&1
-    "$PYTHON" -m compileall -q -j 8 "${SITE:-$work}" >/dev/null 2>&1
+    timeout 60 "$PYTHON" -m compileall -q -j 8 "${SITE:-$work}" >/dev/null 2>&1
     # What the engine can be told is asked once and kept; the studies find it there.
-    "$PYTHON" -m fenno recipe lint gpu-llama3-8b >"$results/lint.txt" 2>&1
+    timeout 90 "$PYTHON" -m fenno recipe lint gpu-llama3-8b >"$results/lint.txt" 2>&1
     stamp "prepared"
 }
 
