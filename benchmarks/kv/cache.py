@@ -35,7 +35,7 @@ SMALL = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 64,
-    "max_position_embeddings": 8192,
+    "max_position_embeddings": 32768,
 }
 LARGE = SMALL | {
     "hidden_size": 4096,
@@ -46,7 +46,8 @@ LARGE = SMALL | {
 }
 SHAPES = {"cpu": SMALL, "cuda": LARGE}
 STEPS = {"cpu": 40, "cuda": 150}
-TOKENS, BATCHES, WARM = (256, 1024, 2048, 4096), (1, 8), 8
+TOKENS = {"cpu": (256, 1024, 2048, 4096), "cuda": (256, 1024, 2048, 4096, 8192, 16384)}
+BATCHES, WARM = (1, 8), 8
 CACHES = ("dynamic", "static", "contiguous")
 
 
@@ -161,7 +162,7 @@ def main() -> None:
         return
     rows = []
     for batch in BATCHES:
-        for tokens in TOKENS:
+        for tokens in TOKENS[args.device]:
             row = {"batch": batch, "tokens": tokens, "step_ms": times(made, batch, tokens)}
             row["memory_mib"] = {name: memory_alone(args, made, name, batch, tokens) for name in CACHES}
             rows.append(row)

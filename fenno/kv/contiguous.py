@@ -29,6 +29,26 @@ class Block:
         self.limit = limit
         self.step = step
         self.tensor: torch.Tensor | None = None
+        self._cuts: dict[int, list[tuple[torch.Tensor, ...]]] = {}  # of `_cut`: keys and values by layer, by the first token
+        self._cut: tuple[torch.Tensor | None, int, bool] = (None, 0, False)  # the tensor, where they end, in inference mode
+
+    def cut(self, layer: int, start: int, end: int) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """Views of one layer's keys [0] and values [1] from token `start` to `end`: (batch, KV heads, tokens, head size) each.
+
+        All layers are cut at once, for the first that asks: cut one by one they would cost a step on a GPU more than its copies.
+        """
+        tensor = self.tensor
+        assert tensor is not None
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return tensor.select(1, layer).narrow(SEQUENCE - 1, start, end - start).transpose(1, 2)
+        mode = torch.is_inference_mode_enabled()
+        known = self._cut[0] is tensor and self._cut[1:] == (end, mode)
+        if not known:
+            self._cut, self._cuts = (tensor, end, mode), {}
+        if start not in self._cuts:
+            part = tensor.narrow(SEQUENCE, start, end - start).transpose(2, 3)
+            self._cuts[start] = list(zip(part[0].unbind(), part[1].unbind(), strict=True))
+        return self._cuts[start][layer]
 
     def allocate(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Room for the first `step` tokens of keys and values (batch, KV heads, tokens, head size)."""
@@ -40,8 +60,8 @@ class Block:
         batch, heads, _, size = keys.shape
         self.tensor = keys.new_zeros(2, self.layers, heads, batch, self.step, size)
 
-    def room(self, keys: torch.Tensor, values: torch.Tensor, end: int) -> torch.Tensor:
-        """The tensor, with room for tokens up to `end`. Raises `CacheError` where that is too many, or their shape is another's."""
+    def room(self, keys: torch.Tensor, values: torch.Tensor, end: int) -> None:
+        """Have room for tokens up to `end`. Raises `CacheError` where that is too many, or their shape is another's."""
         if end > self.limit:
             raise CacheError(f"{end} tokens do not fit into a cache of {self.limit}", "make it with a larger max_cache_len")
         if self.tensor is None:
@@ -49,16 +69,16 @@ class Block:
         tensor = self.tensor
         assert tensor is not None
         batch, heads, _, size = keys.shape
-        there = (tensor.shape[2], tensor.shape[BATCH], tensor.shape[-1], tensor.dtype)
+        shape = tensor.shape
+        there = (shape[2], shape[BATCH], shape[-1], tensor.dtype)
         if (heads, batch, size, keys.dtype) != there:
             raise CacheError(
                 f"{heads} heads of {size} for a batch of {batch} in {keys.dtype} came to a cache of {there[0]} heads of {there[2]} "
                 f"for a batch of {there[1]} in {there[3]}",
                 "make a cache for each batch; layers that differ in their heads need the cache that transformers makes by itself",
             )
-        if end > tensor.shape[SEQUENCE]:
-            self.tensor = tensor = self._grown(tensor, end)
-        return tensor
+        if end > shape[SEQUENCE]:
+            self.tensor = self._grown(tensor, end)
 
     def _grown(self, old: torch.Tensor, end: int) -> torch.Tensor:
         """The same with as many more steps as `end` needs; old and new exist at once while it is copied."""
@@ -96,12 +116,13 @@ class ContiguousLayer(CacheLayerMixin):  # type: ignore[misc]
         """Store (batch, KV heads, new tokens, head size); returns what attention reads, of the same axes."""
         start = self.length
         end = start + key_states.shape[-2]
-        part = self.block.room(key_states, value_states, end)[:, self.index].transpose(1, 2)
-        part[0, :, :, start:end] = key_states
-        part[1, :, :, start:end] = value_states
+        self.block.room(key_states, value_states, end)
+        place = self.block.cut(self.index, start, end)
+        place[0].copy_(key_states)
+        place[1].copy_(value_states)
         self.length = end
         self.is_initialized = True
-        shown = part[:, :, :, self._first(start) : end]
+        shown = self.block.cut(self.index, self._first(start), end)
         return shown[0], shown[1]
 
     def _first(self, length: int) -> int:
