@@ -24,7 +24,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from fenno import recipe
+from fenno import machine, recipe
 from fenno.compare import run
 from fenno.compare.run import Arm
 from fenno.load import calibration, job
@@ -87,10 +87,8 @@ def row_of(number: int, found: dict[str, Any], extra: dict[str, Any], seconds: f
 
 
 def host() -> dict[str, Any]:
-    model = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     versions = {name: importlib.metadata.version(name) for name in ("fenno", "locust", "gevent")}
-    cpu = model[0] if model else platform.processor()
-    return {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), **versions}
+    return {"cpu": machine.processor_name(), "cores": os.cpu_count(), "python": platform.python_version(), **versions}
 
 
 def summary() -> str:

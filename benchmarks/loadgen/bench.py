@@ -14,13 +14,14 @@ import os
 import platform
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 
 import psutil
 
+from fenno import machine
 from fenno.load import accuracy
 from fenno.load.accuracy import Accuracy
 from fenno.load.calibration import Timing
@@ -143,9 +144,8 @@ def gates_of(case: Case, found: Accuracy) -> list[Row]:
 
 
 def host() -> dict[str, object]:
-    model = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     return {
-        "cpu": model[0] if model else platform.processor(),
+        "cpu": machine.processor_name(),
         "cores": os.cpu_count(),
         "kernel": platform.release(),
         "python": platform.python_version(),
@@ -164,6 +164,17 @@ def table(rows: list[tuple[Case, Accuracy]]) -> str:
                 f"| {case.name} | {found.tokens_per_second:,.0f} | {found.requests} | {name} | {bar} | {value} | {verdict} |"
             )
     return "\n".join(lines)
+
+
+def write(kind: str, title: str, facts: Mapping[str, object], rows: Sequence[object], text: str) -> None:
+    """results/DATE-KIND.json and .md: when and where, the facts, and the rows, as JSON or as the `text` that shows them."""
+    now = datetime.now(timezone.utc)
+    told = {"date": now.isoformat(timespec="seconds"), "host": host(), **facts}
+    path = Path(__file__).with_name("results") / "-".join(filter(None, (f"{now:%Y-%m-%d-%H%M}", kind)))
+    path.parent.mkdir(exist_ok=True)
+    path.with_suffix(".json").write_text(json.dumps({**told, "rows": rows}, indent=1) + "\n")
+    shown = "\n".join(f"- {key}: {value}" for key, value in told.items())
+    path.with_suffix(".md").write_text(f"# {title}\n\n{shown}\n\n{text}\n")
 
 
 def main() -> None:
@@ -187,16 +198,9 @@ def main() -> None:
     print(text)
     if args.no_write:
         return
-    now = datetime.now(timezone.utc)
-    facts = {"date": now.isoformat(timespec="seconds"), "host": host(), "own_cores": args.own_cores, "seconds": args.seconds}
-    facts |= {"endpoint": args.endpoint, "load_average_before": before}
-    results = Path(__file__).with_name("results")
-    results.mkdir(exist_ok=True)
-    name = results / f"{now:%Y-%m-%d-%H%M}"
-    data = {**facts, "rows": [{"case": case.name, **dataclasses.asdict(found)} for case, found in rows]}
-    name.with_suffix(".json").write_text(json.dumps(data, indent=1) + "\n")
-    shown = "\n".join(f"- {key}: {value}" for key, value in facts.items())
-    name.with_suffix(".md").write_text(f"# Load client against the calibration server\n\n{shown}\n\n{text}\n")
+    facts = {"own_cores": args.own_cores, "seconds": args.seconds, "endpoint": args.endpoint, "load_average_before": before}
+    data = [{"case": case.name, **dataclasses.asdict(found)} for case, found in rows]
+    write("", "Load client against the calibration server", facts, data, text)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import argparse
 import contextlib
 import json
 import os
-import platform
 import random
 import string
 import subprocess
@@ -30,11 +29,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 import psutil
+from bench import write
 
 from fenno.load import calibration, raw, stats
 from fenno.load.calibration import Served, Timing
@@ -297,13 +295,8 @@ def main() -> None:
     print(text)
     if asked.no_write:
         return
-    now = datetime.now(timezone.utc)
-    facts: dict[str, Any] = {"date": now.isoformat(timespec="seconds"), "python": platform.python_version()}
-    facts |= {"kernel": platform.release(), "cores": os.cpu_count(), "load_average_before": before, "seconds": asked.seconds}
-    path = Path(__file__).with_name("results") / f"{now:%Y-%m-%d-%H%M}-peers"
-    path.with_suffix(".json").write_text(json.dumps({**facts, "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
-    shown = "\n".join(f"- {key}: {value}" for key, value in facts.items())
-    path.with_suffix(".md").write_text(f"# Clients on the same calibration server\n\n{shown}\n\n{text}\n")
+    facts = {"seconds": asked.seconds, "load_average_before": before}
+    write("peers", "Clients on the same calibration server", facts, [asdict(row) for row in rows], text)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from typing import Any
 import psutil
 from sender import RATE, START
 
-from fenno import process
+from fenno import machine, process
 from fenno.engine import watch
 from fenno.engine.metrics import Histogram, Metrics
 from fenno.load import plan as plans
@@ -154,7 +154,7 @@ def told(folder: Path) -> dict[str, Any]:
     page, text = report(folder, "--to", "html")
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "host": {"cpu": cpu(), "cores": os.cpu_count(), "python": platform.python_version()},
+        "host": {"cpu": machine.processor_name(), "cores": os.cpu_count(), "python": platform.python_version()},
         "versions": {name: importlib.metadata.version(name) for name in ("locust", "gevent", "pyarrow", "numpy")},
         **found,
         "percentiles_exact": exact(json.loads(said), found["requests"]),
@@ -186,11 +186,6 @@ def main() -> None:
 
 def middle(held: list[int]) -> int:
     return round(statistics.median(held) / 2**20)
-
-
-def cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if "model name" in line), platform.processor())
 
 
 if __name__ == "__main__":
