@@ -10,7 +10,7 @@ import tracemalloc
 import pytest
 
 from fenno.load import stats
-from fenno.load.client import Delay, Delays
+from fenno.load.client import ClientState, Delay, Delays, pause
 
 LOCUST = """
 import locust, locust.stats
@@ -71,3 +71,11 @@ def test_delays_of_up_to_an_hour_take_no_more_memory_for_being_many() -> None:
     tracemalloc.stop()
     assert held < 100_000
     assert delays.told().max == 3_600_000
+
+
+def test_a_run_of_three_days_leaves_a_few_megabytes_of_states() -> None:
+    at, states = 0.0, 0
+    while at < 72 * 3600:
+        at, states = at + pause(at), states + 1
+    assert states * len(ClientState().dump()) < 10e6
+    assert pause(0) == pause(60) == 0.5

@@ -42,6 +42,21 @@ def test_what_is_full_is_packed_and_every_record_comes_back_to_the_last_bit(tmp_
     assert list(raw.records(tmp_path)) == mine
 
 
+def test_a_file_that_is_read_while_it_grows_is_packed_once_it_was_read_whole(tmp_path: Path) -> None:
+    mine, first, read = some(), raw.file(tmp_path, 77, 1), dict[Path, int]()
+    write(first, mine[:10])
+    seen = list(raw.new(tmp_path, read))
+    write(first, mine[:20])  # the rest of it, and the next, after the look
+    write(raw.file(tmp_path, 77, 2), mine[20:])
+    raw.pack(tmp_path, read)
+    assert first.exists()
+    seen += raw.new(tmp_path, read)
+    raw.pack(tmp_path, read)
+    assert not first.exists() and raw.file(tmp_path, 77, 2).exists()
+    seen += raw.new(tmp_path, read)
+    assert seen == mine == list(raw.records(tmp_path))
+
+
 def test_lines_and_parquet_are_the_same_table(tmp_path: Path) -> None:
     write(raw.file(tmp_path, 77, 1), some())
     before = raw.table(raw.file(tmp_path, 77, 1))

@@ -11,7 +11,7 @@ import base64
 import contextlib
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +54,16 @@ def files(folder: Path) -> list[Path]:
     return [path for _, path in sorted({**lines, **packed}.items())]
 
 
-def pack(folder: Path) -> None:
-    """Turn what is full into Parquet. Where that cannot be done the lines stay, and are as good."""
+def pack(folder: Path, read: Mapping[Path, int] | None = None) -> None:
+    """Turn what is full into Parquet; with `read`, where `new` has come to its end. Where it cannot be done the lines stay, and are
+    as good."""
     newest: dict[str, Path] = {}
     for path in sorted(folder.glob("records-*-??????.jsonl")):
         process = path.stem.rpartition("-")[0]
         if (full := newest.get(process)) is not None:
             with contextlib.suppress(OSError, UsageError):
-                _pack(full)
+                if read is None or read.get(full) == full.stat().st_size:
+                    _pack(full)
         newest[process] = path
 
 
@@ -163,7 +165,8 @@ def records(folder: Path) -> Iterator[Record]:
 
 
 def new(folder: Path, read: dict[Path, int]) -> Iterator[Record]:
-    """The records of a run that is not packed, beyond the bytes already `read` of each file, which grow by them."""
+    """The records beyond the bytes already `read` of each file, which grow by them; of files that `pack` took since it was told of
+    `read`, there are none."""
     for path in sorted(folder.glob("records-*.jsonl")):
         yield from _lines(path, read)
 

@@ -70,9 +70,10 @@ class LoadRun:
         return False
 
     def records(self) -> list[Record]:
-        """Every record so far, in the order the requests ended. Each call reads only what is new; the list is the same one.
-        Not for a run that `wait` packs."""
+        """Every record so far, in the order the requests ended. Each call reads only what is new, and packs what is full; the list
+        is the same one. Not for a run that `wait` packs."""
         self._records += raw.new(self.folder, self._read)
+        raw.pack(self.folder, self._read)
         return self._records
 
     def client(self) -> ClientState:
@@ -86,6 +87,7 @@ class LoadRun:
         with contextlib.suppress(ProcessError):
             self._child.wait(30)  # streams that have ended are still read
         self._child.stop()
+        raw.pack(self.folder)
         return Result(self.plan, self.folder, self.client())
 
     def wait(self) -> Result:

@@ -10,6 +10,7 @@ from typing import Any
 
 import gevent
 
+from fenno.load import client
 from fenno.load.client import ClientState, Delays
 from fenno.load.sender.spool import Spool
 from fenno.load.sender.traffic import Traffic
@@ -42,8 +43,7 @@ class Conductor:
 
     def run(self) -> None:
         """Watch the run: its window, its end, and the files that others read."""
-        alarm = Alarm()
-        written = 0.0
+        alarm, due = Alarm(), 0.0
         while True:
             now = monotonic()
             self._mark(now)
@@ -52,8 +52,8 @@ class Conductor:
                 self._finish(reason)
                 return
             self.recorder.spool.flush()  # little and often: a large write would hold the core that the loop runs on
-            if now - written >= 0.5:
-                written = now
+            if now >= due or self.window.now(now) != self.state.phase:
+                due = now + client.pause(now - self.traffic.start)
                 self._report(now, "")
             following = [at for at in (self.window.start, self.window.end) if at is not None and now < at < now + TICK]
             alarm.until(min([now + TICK, *following]))
