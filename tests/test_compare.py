@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from fenno.compare import judge, run, words
+from fenno.compare.block import Arm, Making
 from fenno.errors import UsageError
+from fenno.load import job
 from fenno.recipe import Recipe
 
 Blocks = dict[str, list[dict[str, Any]]]
@@ -156,7 +159,7 @@ def test_availability_without_a_failure_is_as_sure_as_its_requests_are_many() ->
 
 
 def document(b: list[dict[str, Any]], target: float | None = None, left_out: tuple[str, ...] = ()) -> dict[str, Any]:
-    arms = [run.Arm("A", "http://a"), run.Arm("B", "http://b")]
+    arms = [Arm("A", "http://a"), Arm("B", "http://b")]
     a = [block(100.0 + i % 3) for i in range(len(b))]
     return run.document(run.Blocks({"A": a, "B": b}, True, list(left_out)), arms, target, None)
 
@@ -179,6 +182,27 @@ def test_a_pipeline_does_not_fail_for_what_is_equivalent() -> None:
     assert words.sentence(found) == "B is equivalent to A: within 1 %"
     assert ElementTree.fromstring(words.junit(found).encode()).get("failures") == "0"
     assert words.rows(found)[1][-1].endswith(": equivalent")
+
+
+def test_side_by_side_every_arm_has_every_place_in_turn() -> None:
+    arms = [Arm(letter, letter) for letter in "ABC"]
+    plan = job.plan(Recipe.model_validate({"name": "a", "engine": {"url": "http://a"}}), rate=1.0)
+    its = Making(plan, Path(), ("0,1", "2,3", "4"))
+    rounds = [[env["CUDA_VISIBLE_DEVICES"] for env in its.devices(arms, number)] for number in range(3)]
+    assert rounds == [["0,1", "2,3", "4"], ["2,3", "4", "0,1"], ["4", "0,1", "2,3"]]
+    assert Making(plan, Path()).devices(arms[:1], 5) == [{}]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"),
+    [(["0"], "1 of 2 recipes"), (["0,1", "1"], "share a GPU"), (["0", ""], "share a GPU"), (["0", "1"], "that fenno starts")],
+)
+def test_gpus_on_which_arms_cannot_run_side_by_side_are_a_sentence(gpus: list[str], said: str) -> None:
+    urls = [Arm(letter, "", Recipe.model_validate({"name": "a", "engine": {"url": "http://a"}})) for letter in "AB"]
+    with pytest.raises(UsageError, match=said):
+        run.check_gpus(gpus, urls)
+    run.check_gpus([], urls)
+    run.check_gpus(["0", "1"], [Arm(letter, "", Recipe.model_validate({"name": "a", "engine": {"model": "m"}})) for letter in "AB"])
 
 
 def test_too_few_blocks_are_no_comparison() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pytest
@@ -12,6 +14,11 @@ from stub.harness import Done, Place, side_by_side
 pytestmark = pytest.mark.scenario
 
 TIMES = ("--rate", 30, "--duration", "1s", "--warmup", "300ms")
+
+
+class Ran(NamedTuple):
+    done: Done
+    place: Place
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +79,36 @@ def gone(place: Place) -> Done:
     return run.finish()
 
 
+def beside(place: Place) -> Ran:
+    """Two recipes on two GPUs; the engine notes which it was given."""
+    place.python.write_text(place.python.read_text().replace('"$*"', '"$* on $CUDA_VISIBLE_DEVICES"'))
+    arms = [place.recipe(name=name, env={"STUB_BASE_MS": ms}) for name, ms in (("quick", 40), ("slow", 200))]
+    return Ran(place.fenno("compare", *arms, *TIMES, "--rounds", 3, "--gpus", 0, "--gpus", 1, timeout=200), place)
+
+
+def one_dies(place: Place) -> Ran:
+    """Of two side by side, over days."""
+    arms = [place.recipe(), place.recipe(name="deadly", env={"STUB_DIE": 20})]
+    each = ("--each", "3s", "--blocks", 3, *TIMES[:2], *TIMES[4:])
+    return Ran(place.fenno("soak", *arms, *each, "--gpus", 0, "--gpus", 1, timeout=220), place)
+
+
+def beside_interrupted(place: Place) -> Ran:
+    """By Ctrl-C while both are measured."""
+    gpus = ("--gpus", 0, "--gpus", 1)
+    run = place.start("compare", place.recipe(), place.recipe(name="other"), *TIMES[:2], "--duration", "60s", *gpus)
+    arms = [f"fenno-comparisons/*/001-{name}/records-*" for name in "AB"]
+    run.until(lambda _: all(any(path.stat().st_size for path in place.folder.glob(arm)) for arm in arms))
+    run.signal(signal.SIGINT)
+    return Ran(run.finish(), place)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ran]]:
+    with side_by_side({job.__name__: job for job in (beside, one_dies, beside_interrupted)}, tmp_path_factory.mktemp) as tell:
+        yield tell
+
+
 @pytest.fixture(scope="module")
 def cut(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Done]]:
     with side_by_side({job.__name__: job for job in (interrupted, gone)}, tmp_path_factory.mktemp) as tell:
@@ -93,3 +130,37 @@ def test_a_server_that_dies_ends_a_comparison_with_the_engines_exit_code(cut: Ca
     assert found.code == 5, found.err
     assert found.document["gone"].startswith("A: the engine ended")
     assert "round 1: B" not in found.err, "the round is lost whatever B does"
+
+
+def test_recipes_on_gpus_of_their_own_run_side_by_side_and_change_places(both: Callable[[str], Ran]) -> None:
+    done, place = both("beside")
+    assert done.code in (1, 4), done.err  # 4: this host was too busy to measure
+    assert findings(done).get("p95_ttft") == ("worse" if done.document["valid"] else None)
+    assert done.document["gpus"] == ["0", "1"]
+    assert "side by side on the GPUs 0 and 1" in done.err
+    on = [line.rpartition(" on ")[2] for line in place.starts()]
+    assert on[:6] == ["0", "1", "1", "0", "0", "1"]
+    (folder,) = (place.folder / "fenno-comparisons").glob("*")
+    for number in ("001", "002", "003"):
+        begun = [(folder / f"{number}-{arm}" / "plan.json").stat().st_mtime_ns for arm in "AB"]
+        ended = [(folder / f"{number}-{arm}" / "ended.json").stat().st_mtime_ns for arm in "AB"]
+        assert max(begun) <= min(ended), "the traffic of both had begun before that of either was over"
+
+
+def test_of_two_side_by_side_one_may_die_and_the_other_is_measured_to_its_end(both: Callable[[str], Ran]) -> None:
+    done, place = both("one_dies")
+    assert done.code == 5, done.err
+    deaths = done.document["deaths"]
+    assert list(deaths) == ["B"]
+    assert len(place.starts()) == 2 * len(deaths["B"])
+    told = [json.loads(path.read_text()) for path in (place.folder / "fenno-soaks").glob("*/???-A/block.json")]
+    assert {each["ended"]["how"] for each in told} == {"done"}
+    assert len(told) == len(deaths["B"])
+
+
+def test_ctrl_c_ends_both_that_run_side_by_side_and_keeps_the_records(both: Callable[[str], Ran]) -> None:
+    done, place = both("beside_interrupted")
+    assert (done.code, done.document["interrupted"]) == (130, "after 0 of 6 rounds"), done.err
+    ended = [json.loads(path.read_text())["ended"]["how"] for path in place.folder.glob("fenno-comparisons/*/001-?/ended.json")]
+    assert ended == ["interrupted"] * 2
+    assert place.empty(60)

@@ -11,8 +11,10 @@ import pytest
 from stub.harness import Done, Place, side_by_side
 from stub.waiting import until
 
+from fenno.compare import block as making
 from fenno.compare import run, soak, words
-from fenno.compare.run import Arm, Blocks
+from fenno.compare.block import Arm, Making
+from fenno.compare.run import Blocks
 from fenno.errors import DiskError, EngineError, FennoError, LoadError, UsageError
 from fenno.load import job, raw
 from fenno.load.plan import Plan
@@ -81,7 +83,7 @@ def test_the_same_command_goes_on_after_a_kill_and_ends_with_the_table(came: Cal
     folder = place.folder / done.document["records"]
     assert {"001-A", "001-B"} <= written.keys()
     assert {name: (folder / name / "block.json").stat().st_mtime_ns for name in written} == written, "measured once"
-    aside = [(path.name.partition(run.ENDED)[0], len(list(raw.records(path)))) for path in folder.glob(f"*{run.ENDED}*")]
+    aside = [(path.name.partition(making.ENDED)[0], len(list(raw.records(path)))) for path in folder.glob(f"*{making.ENDED}*")]
     assert lost.items() <= set(aside), "what was recorded before the kill is still there"
     assert not written.keys() & {name for name, _ in aside}
 
@@ -117,7 +119,7 @@ def test_nothing_is_left_of_it(came: Callable[[str], Any]) -> None:
 
 
 def test_a_start_that_may_succeed_later_is_tried_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(making, "PAUSES", (0.0, 0.0))
     said: list[str] = []
 
     def tried(failing: int, again: str, kind: type[FennoError] = EngineError) -> tuple[Any, int]:
@@ -130,7 +132,7 @@ def test_a_start_that_may_succeed_later_is_tried_three_times(monkeypatch: pytest
             return {}
 
         try:
-            return run._patiently(make, said.append), len(calls)
+            return making.patiently(make, said.append), len(calls)
         except EngineError as error:
             return error, len(calls)
 
@@ -146,18 +148,18 @@ def test_a_start_that_may_succeed_later_is_tried_three_times(monkeypatch: pytest
 def test_a_server_that_dies_before_its_first_answer_is_a_death_and_not_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, fitted = Place(tmp_path), dict[str, Plan]()
+    place = Place(tmp_path)
     monkeypatch.setenv(*place.mark.split("=", 1))
     chosen = load(place.recipe(env={"STUB_DIE": 1}))  # of the request that makes it ready
-    (arm,), plan = arms_of(chosen), job.plan(chosen, rate=30.0, duration=1.0)
+    (arm,), its = arms_of(chosen), Making(job.plan(chosen, rate=30.0, duration=1.0), tmp_path / "soak")
     found = Blocks({"A": []}, paired=True)
     for number in (0, 0, 1):
-        told = run.kept(arm, plan, number, tmp_path / "soak", fitted, print)
+        told = making.kept([arm], its, number, print)["A"]
         assert (told["ended"]["how"], told["requests"]) == ("gone", 0)
         assert "the engine ended: " in told["ended"]["why"]
     found.add(0, {"A": told})
     assert len(place.starts()) == 2, "the first block is known from its file the second time"
-    assert fitted == {}, "what it takes is asked again"
+    assert its.fitted == {}, "what it takes is asked again"
     document = run.document(found, [arm], None, None)
     assert document["arms"]["A"]["figures"]["availability"]["value"] == 0
     assert document["deaths"] == {"A": [told["ended"]["why"]]}
@@ -171,12 +173,12 @@ def test_what_fails_within_a_soak_is_called_by_its_own_name(tmp_path: Path, monk
     def failing(*_: object) -> NoReturn:
         raise BlockingIOError("a pipe is full")
 
-    monkeypatch.setattr(run, "block", failing)
+    monkeypatch.setattr(making, "make", failing)
     with pytest.raises(BlockingIOError, match="a pipe is full"):
-        soak.soak(arms_of(url), plan, 3, tmp_path / "soak", print, lambda _: {})
+        soak.soak(arms_of(url), Making(plan, tmp_path / "soak"), 3, print, lambda _: {})
     (tmp_path / "file").touch()
     with pytest.raises(DiskError, match="file/soak: Not a directory"):
-        soak.soak(arms_of(url), plan, 3, tmp_path / "file" / "soak", print, lambda _: {})
+        soak.soak(arms_of(url), Making(plan, tmp_path / "file" / "soak"), 3, print, lambda _: {})
 
 
 def arms_of(*recipes: Recipe) -> list[Arm]:
@@ -195,15 +197,16 @@ def test_the_same_command_finds_its_folder_and_any_other_has_another(tmp_path: P
         soak.folder_of(arms_of(recipe, other), plan, 4, tmp_path),
         soak.folder_of(arms_of(recipe, other), job.plan(recipe, rate=2.0, duration=10.0, seed=2), 3, tmp_path),
         soak.folder_of(arms_of(recipe, recipe), plan, 3, tmp_path),
+        soak.folder_of(arms_of(recipe, other), plan, 3, tmp_path, ["0", "1"]),
     ]
-    assert len({mine, *others}) == 5
+    assert len({mine, *others}) == 6
 
 
 def test_two_at_once_do_not_measure_into_one_folder(tmp_path: Path) -> None:
     recipe = job.of_url("http://127.0.0.1:8000", "m", "completions", None)
     plan = job.plan(recipe, rate=2.0, duration=10.0)
     with soak._alone(tmp_path), pytest.raises(UsageError, match="another fenno measures into"):
-        soak.soak(arms_of(recipe), plan, 3, tmp_path, print, lambda _: {})
+        soak.soak(arms_of(recipe), Making(plan, tmp_path), 3, print, lambda _: {})
 
 
 def block(how: str, completed: int = 100) -> dict[str, Any]:

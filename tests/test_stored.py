@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from stub import runs
 
-from fenno.compare import run
+from fenno.compare import block, run
+from fenno.compare.block import Arm
 from fenno.errors import UsageError
 from fenno.load import export, loadtest, raw, stored
 
@@ -27,9 +28,9 @@ def test_a_comparison_of_stored_runs_reads_each_of_their_files_once(tmp_path: Pa
         return plain(self, *args, **how)
 
     monkeypatch.setattr(Path, "open", counting)
-    found = run.from_disk([run.Arm(letter, str(folder), None, folder) for letter, folder in zip("AB", folders, strict=True)])
-    assert [len(blocks) for blocks in found.arms.values()] == [run.PIECES, run.PIECES]
-    assert [block["requests"] for block in found.arms["A"]] == [10] * run.PIECES
+    found = run.from_disk([Arm(letter, str(folder), None, folder) for letter, folder in zip("AB", folders, strict=True)])
+    assert [len(blocks) for blocks in found.arms.values()] == [block.PIECES, block.PIECES]
+    assert [block["requests"] for block in found.arms["A"]] == [10] * block.PIECES
     assert opened["one/records-0.jsonl"] == 1
     assert set(opened.values()) == {1}
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from fenno import machine, recipe
 from fenno.compare import run
-from fenno.compare.run import Arm
+from fenno.compare.block import Arm, Making
 from fenno.load import calibration, job
 from fenno.load.calibration import Timing
 from fenno.load.plan import Plan
@@ -41,7 +41,7 @@ SHORT = Workload(classes=(LengthClass(name="short", share=1.0, prompt_tokens=64,
 
 def compare(recipes: list[Recipe], plan: Plan, rounds: int, folder: Path) -> dict[str, Any]:
     arms = [Arm(letter, each.engine.url or "", each) for letter, each in zip("AB", recipes, strict=False)]
-    return run.document(run.live(arms, plan, rounds, folder, print), arms, None, folder)
+    return run.document(run.live(arms, Making(plan, folder), rounds, print), arms, None, folder)
 
 
 def of_url(url: str, workload: Workload) -> Recipe:

@@ -10,62 +10,77 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fenno import console, units
-from fenno.commands.given import check_prompts, choose, parse
+from fenno.commands.given import (
+    AuthorityOption,
+    BodyOption,
+    EndpointOption,
+    HeaderOption,
+    JsonOption,
+    KeyOption,
+    ModelOption,
+    PromptsOption,
+    RateOption,
+    TimeoutOption,
+    UsersOption,
+    check_prompts,
+    choose,
+    parse,
+)
 
 if TYPE_CHECKING:
-    from fenno.compare.run import Arm
+    from fenno.compare.block import Arm
+    from fenno.load.plan import Plan
     from fenno.recipe import Recipe
+
+AvailabilityOption = Annotated[str | None, typer.Option(help="complete and correct answers in time: 99.5%")]
+MarginOption = Annotated[str, typer.Option(help="of equivalence: differences surely within it fail nothing; 0: there is none")]
+GpusOption = Annotated[
+    list[str] | None,
+    typer.Option(help="run recipes side by side, places swapped each round: CUDA_VISIBLE_DEVICES of one, once for each recipe"),
+]
+JunitOption = Annotated[Path | None, typer.Option(help="write JUnit's XML there")]
 
 
 def compare(
     names: Annotated[list[str], typer.Argument(metavar="A B [C]", help="recipes or URLs, or folders of stored load tests")],
     rounds: Annotated[int, typer.Option(min=3, help="blocks of each; six or more see small differences")] = 6,
-    users: Annotated[int | None, typer.Option(help="closed loop: users with one request in flight each")] = None,
-    rate: Annotated[float | None, typer.Option(help="open loop: requests a second")] = None,
+    users: UsersOption = None,
+    rate: RateOption = None,
     duration: Annotated[str, typer.Option(help="the counted window of a block: 30s")] = "30s",
     warmup: Annotated[str, typer.Option(help="before each window: 5s")] = "5s",
     seed: Annotated[int, typer.Option(help="of the first round; each has its own, the same for all arms")] = 1,
-    timeout: Annotated[str | None, typer.Option(help="a later answer is a failure: 2s")] = None,
-    target_availability: Annotated[str | None, typer.Option(help="complete and correct answers in time: 99.5%")] = None,
-    margin: Annotated[str, typer.Option(help="of equivalence: differences surely within it fail nothing; 0: there is none")] = "1%",
-    prompts: Annotated[str | None, typer.Option(help="real prompts: ShareGPT JSON or OpenAI batch JSONL")] = None,
-    model: Annotated[str | None, typer.Option(help="the model's name at a URL; default: the first it lists")] = None,
-    endpoint: Annotated[str, typer.Option(help="at a URL: completions or chat")] = "completions",
-    header: Annotated[list[str] | None, typer.Option(help="'Name: value', as often as needed")] = None,
-    api_key_env: Annotated[str | None, typer.Option(help="the variable that holds the API key of a URL")] = None,
-    extra_body: Annotated[str | None, typer.Option(help="a JSON object laid over every request")] = None,
-    ca_file: Annotated[Path | None, typer.Option(help="the certificate authority of https URLs")] = None,
+    timeout: TimeoutOption = None,
+    target_availability: AvailabilityOption = None,
+    margin: MarginOption = "1%",
+    prompts: PromptsOption = None,
+    model: ModelOption = None,
+    endpoint: EndpointOption = "completions",
+    header: HeaderOption = None,
+    api_key_env: KeyOption = None,
+    extra_body: BodyOption = None,
+    ca_file: AuthorityOption = None,
     processes: Annotated[int, typer.Option(help="client processes")] = 1,
-    junit: Annotated[Path | None, typer.Option(help="write JUnit's XML there")] = None,
+    gpus: GpusOption = None,
+    junit: JunitOption = None,
     out: Annotated[Path, typer.Option(help="where raw records are kept")] = Path("fenno-comparisons"),
-    as_json: Annotated[bool, typer.Option("--json", help="the JSON document alone, no table")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say whether B (and C) differ from A: interleaved blocks of the same traffic, tested pair by pair."""
     from fenno.compare import run
-    from fenno.load import job
+    from fenno.compare.block import Making
 
     target, equivalent = parse(units.share, target_availability), units.share(margin, or_zero=True)
     arms = run.chosen(names, reader(model, endpoint, api_key_env, ca_file))
-    folder = None
+    places, folder = gpus or (), None
     if arms[0].recipe is None:
+        run.check_gpus(places, arms)
         found = run.from_disk(arms)
     else:
-        plan = job.plan(
-            arms[0].recipe,
-            users=users,
-            rate=rate,
-            duration=units.duration(duration),
-            warmup=units.duration(warmup),
-            seed=seed,
-            timeout=parse(units.duration, timeout),
-            prompts=prompts,
-            processes=processes,
-            headers=header or (),
-            extra_body=extra_body,
-        )
-        check_shared(plan.workload.prompts, arms)
+        sent = {"users": users, "rate": rate, "seed": seed, "prompts": prompts, "processes": processes, "extra_body": extra_body}
+        times = {"duration": units.duration(duration), "warmup": units.duration(warmup), "timeout": parse(units.duration, timeout)}
+        plan = traffic(arms, places, headers=header or (), **times, **sent)
         folder = out / time.strftime("%Y%m%d-%H%M%S")
-        found = run.live(arms, plan, rounds, folder, console.say)
+        found = run.live(arms, Making(plan, folder, places), rounds, console.say)
     raise typer.Exit(tell(run.document(found, arms, target, folder, equivalent), junit, table=not as_json))
 
 
@@ -84,11 +99,19 @@ def reader(model: str | None, endpoint: str, api_key_env: str | None, ca_file: P
     return recipe_of
 
 
-def check_shared(prompts: str | None, arms: Sequence[Arm]) -> None:
-    """Say what prompts from a file mean for servers that run already. Raises `UsageError` for a file that cannot be read."""
-    check_prompts(prompts)
-    if prompts and any(a.recipe and a.recipe.engine.url for a in arms):
+def traffic(arms: Sequence[Arm], gpus: Sequence[str], **sent: Any) -> Plan:
+    """A block's traffic, the same for all arms: the first one's workload and what the call says, as for `job.plan`. Says what
+    prompts from a file mean for servers that run already. Raises `UsageError` for what cannot be sent, or run on these GPUs."""
+    from fenno.compare import run
+    from fenno.load import job
+
+    assert arms[0].recipe is not None
+    run.check_gpus(gpus, arms)
+    plan = job.plan(arms[0].recipe, **sent)
+    check_prompts(plan.workload.prompts)
+    if plan.workload.prompts and any(a.recipe and a.recipe.engine.url for a in arms):
         console.say("mind: prompts from a file are the same for all: one server's arms share its prefix cache", style="yellow")
+    return plan
 
 
 def tell(document: dict[str, Any], junit: Path | None, *, table: bool) -> int:

@@ -16,7 +16,16 @@ TargetOption = Annotated[
     list[str] | None, typer.Option(help="p95_ttft=800ms, p99_gap=1s, short:p95_ttft=300ms (a class); as often as needed")
 ]
 
-
+UsersOption = Annotated[int | None, typer.Option(help="closed loop: users with one request in flight each")]
+RateOption = Annotated[float | None, typer.Option(help="open loop: requests a second")]
+TimeoutOption = Annotated[str | None, typer.Option(help="a later answer is a failure: 2s")]
+PromptsOption = Annotated[str | None, typer.Option(help="real prompts: ShareGPT JSON or OpenAI batch JSONL")]
+ModelOption = Annotated[str | None, typer.Option(help="the model's name at a URL; default: the first it lists")]
+EndpointOption = Annotated[str, typer.Option(help="at a URL: completions or chat")]
+HeaderOption = Annotated[list[str] | None, typer.Option(help="'Name: value', as often as needed")]
+KeyOption = Annotated[str | None, typer.Option(help="the variable that holds the API key of a URL")]
+BodyOption = Annotated[str | None, typer.Option(help="a JSON object laid over every request")]
+AuthorityOption = Annotated[Path | None, typer.Option(help="the certificate authority of https URLs")]
 JsonOption = Annotated[bool, typer.Option("--json", help="the JSON document alone")]
 
 

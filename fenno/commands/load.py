@@ -14,7 +14,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fenno import console, errors, units
-from fenno.commands.given import TargetOption, check_prompts, choose, named, parse
+from fenno.commands.given import (
+    AuthorityOption,
+    BodyOption,
+    EndpointOption,
+    HeaderOption,
+    JsonOption,
+    KeyOption,
+    ModelOption,
+    PromptsOption,
+    RateOption,
+    TargetOption,
+    TimeoutOption,
+    UsersOption,
+    check_prompts,
+    choose,
+    named,
+    parse,
+)
 from fenno.errors import EngineError, UsageError
 
 if TYPE_CHECKING:
@@ -31,8 +48,8 @@ def loadtest(
     where: Annotated[
         str | None, typer.Argument(metavar="[RECIPE|URL]", help="a recipe, or the address of a server that runs")
     ] = None,
-    users: Annotated[int | None, typer.Option(help="closed loop: users with one request in flight each")] = None,
-    rate: Annotated[float | None, typer.Option(help="open loop: requests a second")] = None,
+    users: UsersOption = None,
+    rate: RateOption = None,
     ramp: Annotated[str | None, typer.Option(help="open loop: requests a second from the window's start to its end: 2:40")] = None,
     trace: Annotated[Path | None, typer.Option(help="open loop: recorded arrivals, Azure's CSV or Mooncake's JSONL")] = None,
     scale: Annotated[float | None, typer.Option(help="replay a trace so many times faster")] = None,
@@ -40,14 +57,14 @@ def loadtest(
     requests: Annotated[int | None, typer.Option(help="count so many requests instead")] = None,
     warmup: Annotated[str, typer.Option(help="before the window: 5s")] = "5s",
     seed: Annotated[int, typer.Option(help="of arrivals, lengths and prompts")] = 1,
-    timeout: Annotated[str | None, typer.Option(help="a later answer is a failure: 2s")] = None,
-    prompts: Annotated[str | None, typer.Option(help="real prompts: ShareGPT JSON or OpenAI batch JSONL")] = None,
-    model: Annotated[str | None, typer.Option(help="the model's name at a URL; default: the first it lists")] = None,
-    endpoint: Annotated[str, typer.Option(help="at a URL: completions or chat")] = "completions",
-    header: Annotated[list[str] | None, typer.Option(help="'Name: value', as often as needed")] = None,
-    api_key_env: Annotated[str | None, typer.Option(help="the variable that holds the API key")] = None,
-    extra_body: Annotated[str | None, typer.Option(help="a JSON object laid over every request")] = None,
-    ca_file: Annotated[Path | None, typer.Option(help="the certificate authority of an https URL")] = None,
+    timeout: TimeoutOption = None,
+    prompts: PromptsOption = None,
+    model: ModelOption = None,
+    endpoint: EndpointOption = "completions",
+    header: HeaderOption = None,
+    api_key_env: KeyOption = None,
+    extra_body: BodyOption = None,
+    ca_file: AuthorityOption = None,
     processes: Annotated[int, typer.Option(help="client processes; with --worker, each is a worker")] = 1,
     master: Annotated[bool, typer.Option("--master", help="have --workers on other hosts send the load")] = False,
     workers: Annotated[int | None, typer.Option(min=1, help="with --master: wait for so many")] = None,
@@ -62,7 +79,7 @@ def loadtest(
     probe: Annotated[bool, typer.Option(help="ask for one token each second, on a connection of its own")] = True,
     gpu_price: Annotated[float | None, typer.Option(help="dollars an hour of one GPU, for the price of tokens")] = None,
     out: Annotated[Path, typer.Option(help="where raw records are kept")] = Path("fenno-loadtests"),
-    as_json: Annotated[bool, typer.Option("--json", help="the JSON document alone, no table")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Drive real traffic at a recipe's engine or at a URL, and measure it."""
     from fenno import recipe

@@ -1,41 +1,20 @@
-"""Has the blocks of a comparison made: rounds of one block an arm, forwards and backwards in turn; or cuts stored runs."""
+"""Has the blocks of a comparison made: rounds of one block an arm, in turn or side by side; or cuts stored runs."""
 
 from __future__ import annotations
 
-import contextlib
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fenno import process
-from fenno.compare import judge
-from fenno.engine import command, server
-from fenno.engine.server import Server
-from fenno.errors import DiskError, EngineError, Interrupted, LoadError, UsageError
-from fenno.load import endpoint, figures, loadtest, stored
-from fenno.load.plan import Plan
-from fenno.load.stored import Stored
+from fenno.compare import block, judge
+from fenno.compare.block import Arm, Documents, Making
+from fenno.errors import Interrupted, UsageError
+from fenno.load import loadtest, stored
 from fenno.recipe import Recipe
 
-PIECES = 10  # blocks that a stored run is cut into
-PAUSES = (5.0, 30.0)  # seconds after a first and a second try that failed
-DYING = 5.0  # seconds within which the end of a server is seen that answers nothing any more
-ENDED = "-ended-"  # in the name of what there is of a block that was ended within it
 AGAIN = 2  # rounds without a measurement that are made up for, at most, and one more for every three rounds
-
-
-@dataclass(frozen=True)
-class Arm:
-    """One side of a comparison, called "A", "B" or "C": a recipe (of a URL too), or the folder of a stored run."""
-
-    name: str
-    what: str
-    recipe: Recipe | None = None
-    folder: Path | None = None
 
 
 @dataclass
@@ -47,6 +26,7 @@ class Blocks:
     left_out: list[str] = field(default_factory=list)
     died: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     interrupted: str = ""  # how far it had come
+    gpus: Sequence[str] = ()  # where the arms ran side by side, one place an arm
 
     @property
     def gone(self) -> str:
@@ -77,31 +57,25 @@ def order(names: Sequence[str], number: int) -> list[str]:
 
 
 def live(
-    arms: Sequence[Arm],
-    plan: Plan,
-    rounds: int,
-    folder: Path,
-    say: Callable[[str], None],
-    after: Callable[[Blocks], None] | None = None,
+    arms: Sequence[Arm], making: Making, rounds: int, say: Callable[[str], None], after: Callable[[Blocks], None] | None = None
 ) -> Blocks:
     """Make so many rounds; within one the arms get the same traffic, each with prompts that nobody saw before.
 
     An engine that fenno starts is started for each block. A round in which some block is no measurement is left out as a whole and
     made up for, a few times at most; so is one in which somebody presses Ctrl-C, which is the last. With `after`, called after each
-    round, it lasts: blocks that lie in `folder` are not made again, and a server that is gone is started again for its next block.
+    round, it lasts: blocks that lie there are not made again, and a server that is gone is started again for its next block.
     Raises as `server.serving` and `loadtest.measure` do.
     """
-    found = Blocks({arm.name: [] for arm in arms}, paired=True)
-    fitted: dict[str, Plan] = {}
+    found = Blocks({arm.name: [] for arm in arms}, paired=True, gpus=making.gpus)
     by_name = {arm.name: arm for arm in arms}
     for number in range(rounds + AGAIN + rounds // 3):
-        documents: dict[str, dict[str, Any]] = {}
+        documents: Documents = {}
+        turns = [list(arms)] if making.gpus else [[by_name[name]] for name in order(list(by_name), number)]
         try:
-            for name in order(list(by_name), number):
-                say(f"round {number + 1}: {name} ({by_name[name].what})")
-                making = (by_name[name], plan, number, folder, fitted)
-                documents[name] = kept(*making, say) if after else block(*making)
-                if documents[name]["ended"]["how"] == "gone" and not after:
+            for turn in turns:
+                say(f"round {number + 1}: {', '.join(f'{arm.name} ({arm.what})' for arm in turn)}")
+                documents |= block.kept(turn, making, number, say) if after else block.make(turn, making, number)
+                if not after and any(documents[arm.name]["ended"]["how"] == "gone" for arm in turn):
                     break
         except Interrupted:
             found.interrupted = f"after {len(found.arms[arms[0].name])} of {rounds} rounds"
@@ -115,97 +89,6 @@ def live(
     return found
 
 
-def kept(
-    arm: Arm, plan: Plan, number: int, folder: Path, fitted: dict[str, Plan], say: Callable[[str], None]
-) -> dict[str, Any]:
-    """A block's document from an earlier call that was ended, or else of the block made now. What there is of a block that was
-    ended within it is moved aside. One that fails and may succeed later is tried three times. Raises `DiskError`."""
-    place = folder / f"{number + 1:03d}-{arm.name}"
-    document = place / "block.json"
-
-    def make() -> dict[str, Any]:
-        with writing(place):
-            if place.exists():
-                place.rename(place.with_name(f"{place.name}{ENDED}{time.time_ns():x}"))
-        return block(arm, plan, number, folder, fitted)
-
-    with writing(place):
-        if document.exists():
-            return dict(json.loads(document.read_text(encoding="utf-8")))
-    found = _patiently(make, say)
-    with writing(place):
-        if found["requests"]:
-            found["halves"] = pieces(stored.read(place), found["client"], 2)
-        process.write(document, json.dumps(found))
-    return found
-
-
-@contextlib.contextmanager
-def writing(place: Path) -> Iterator[None]:
-    """Around what reads and writes files and does nothing else. Raises `DiskError`."""
-    try:
-        yield
-    except OSError as error:
-        hint = "free some space, and give the same command again, or choose another --out folder"
-        raise DiskError(f"cannot keep {place}: {error.strerror or error}", hint) from error
-
-
-def _patiently(make: Callable[[], dict[str, Any]], say: Callable[[str], None]) -> dict[str, Any]:
-    """A run of days does not end because a GPU's memory was not free again yet, or because a load client died."""
-    for pause in PAUSES:
-        try:
-            return make()
-        except (EngineError, LoadError) as error:
-            if isinstance(error, EngineError) and error.again == "no":
-                raise
-            say(f"{error}; again in {pause:g} s")
-            time.sleep(pause)
-    return make()
-
-
-def block(arm: Arm, plan: Plan, number: int, folder: Path, fitted: dict[str, Plan]) -> dict[str, Any]:
-    """One load test of one arm. `fitted` keeps what an arm's endpoint takes, asked once. Raises `Interrupted` for one that was cut
-    short, when its records and its ending are on disk, and `LoadError` where there was no traffic though the server lives."""
-    assert arm.recipe is not None
-    place = folder / f"{number + 1:03d}-{arm.name}"
-    with server.serving(arm.recipe, place, headers=plan.headers) as running:
-        try:
-            if arm.name not in fitted:
-                key, authority = command.key_variable(arm.recipe.engine), arm.recipe.engine.ca_file
-                its = replace(plan, url=running.url, model=running.model, api_key_env=key, ca_file=authority)
-                fitted[arm.name] = endpoint.fitted(its)
-            before = len(list(folder.glob(f"{place.name}{ENDED}*")))  # such a block's prompts may be in a prefix cache
-            prompts = f"{folder.name}-{place.name}" + (f"-{before}" if before else "")
-            mine = replace(fitted[arm.name], url=running.url, seed=plan.seed + number, arm=prompts)
-            found = loadtest.measure(mine, running, arm.recipe, place, probing=False)
-        except LoadError:
-            fitted.pop(arm.name, None)  # what a dying server takes says nothing
-            if not (why := _death(running)):
-                raise
-            found = _unanswered(why)
-    if found["ended"]["how"] == "interrupted":
-        raise Interrupted
-    return found
-
-
-def _death(running: Server) -> str:
-    """Why the server has ended, or is ending; nothing where it lives. Its port is closed before its end can be seen."""
-    limit = time.monotonic() + DYING
-    while running.child is not None and time.monotonic() < limit:
-        try:
-            running.check("load")
-        except EngineError as error:
-            return str(error)
-        time.sleep(0.1)
-    return ""
-
-
-def _unanswered(why: str) -> dict[str, Any]:
-    """The document of a block whose server died when it was ready, before it had answered anything."""
-    nothing = {"requests": 0, "completed": 0, "availability": 0.0, "classes": {}}
-    return {**nothing, "ended": {"how": "gone", "why": why}, "reasons": [f"its server ended before the first answer: {why}"]}
-
-
 def from_disk(arms: Sequence[Arm]) -> Blocks:
     """Stored runs, each cut into pieces of equal time. Raises `UsageError` for a folder without a run."""
     found = Blocks({arm.name: [] for arm in arms}, paired=False)
@@ -214,21 +97,7 @@ def from_disk(arms: Sequence[Arm]) -> Blocks:
         whole = stored.read(arm.folder)
         told = loadtest.document(whole)
         found.left_out += [f"{arm.name}: {reason}" for reason in told["reasons"]]
-        found.arms[arm.name] = pieces(whole, told["client"])
-    return found
-
-
-def pieces(whole: Stored, client: dict[str, Any], count: int = PIECES) -> list[dict[str, Any]]:
-    """One stored run as so many blocks: the figures of each piece of its window, and the server's memory in it."""
-    result, seen = whole.result, whole.seen
-    start, end = result.state.start or 0.0, result.state.end or 0.0
-    edges = [start + (end - start) * i / count for i in range(count + 1)]
-    mine = figures.counted(result.requests)
-    found = []
-    for low, high in pairwise(edges):
-        memory = seen.between(low, high).memory()
-        part = figures.summarize(mine.where((low <= mine["scheduled"]) & (mine["scheduled"] < high)), (low, high))
-        found.append({**part, "server": {"memory": {"max": max(memory)} if memory else None}, "client": client})
+        found.arms[arm.name] = block.pieces(whole, told["client"])
     return found
 
 
@@ -248,6 +117,19 @@ def chosen(names: Sequence[str], recipe_of: Callable[[str], Recipe], least: int 
     return arms
 
 
+def check_gpus(gpus: Sequence[str], arms: Sequence[Arm]) -> None:
+    """Raise `UsageError` for GPUs on which the arms cannot run side by side."""
+    if not gpus:
+        return
+    named = [name.strip() for place in gpus for name in place.split(",")]
+    if len(gpus) != len(arms) or len(arms) < 2:
+        raise UsageError(f"--gpus for {len(gpus)} of {len(arms)} recipes", "give it once for each of several: --gpus 0 --gpus 1")
+    if len(set(named)) != len(named) or not all(named):
+        raise UsageError(f"--gpus {' and '.join(gpus)} share a GPU, or name none", "give each recipe GPUs of its own")
+    if any(arm.recipe is None or arm.recipe.engine.url for arm in arms):
+        raise UsageError("--gpus is for engines that fenno starts", "compare URLs and stored runs without it")
+
+
 def document(
     found: Blocks, arms: Sequence[Arm], target: float | None, folder: Path | None, margin: float = judge.MARGIN
 ) -> dict[str, Any]:
@@ -260,6 +142,7 @@ def document(
     return {
         "arms": {arm.name: {"what": arm.what, "blocks": len(found.arms[arm.name]), "figures": own[arm.name]} for arm in arms},
         "paired": found.paired,
+        "gpus": list(found.gpus) or None,
         "margin": margin,
         "findings": [_finding(finding) for finding in findings],
         "verdict": {arm.name: judge.verdict([f for f in findings if f.arm == arm.name]) for arm in arms if arm.name != first},

@@ -12,53 +12,54 @@ from typing import Any
 
 from fenno import process
 from fenno.compare import run
-from fenno.compare.run import Arm, Blocks
+from fenno.compare.block import Arm, Making, writing
+from fenno.compare.run import Blocks
 from fenno.errors import UsageError
 from fenno.load import plan as plans
 from fenno.load.plan import Plan
 
 
-def folder_of(arms: Sequence[Arm], plan: Plan, rounds: int, out: Path) -> Path:
-    """Where the blocks of just this soak lie: the same recipes, traffic and rounds have the same folder."""
+def folder_of(arms: Sequence[Arm], plan: Plan, rounds: int, out: Path, gpus: Sequence[str] = ()) -> Path:
+    """Where the blocks of just this soak lie: the same recipes, traffic, rounds and places have the same folder."""
     recipes = [arm.recipe.model_dump(mode="json") for arm in arms if arm.recipe is not None]
-    asked = json.dumps([recipes, plans.dump(plan), rounds], sort_keys=True)
+    asked = json.dumps([recipes, plans.dump(plan), rounds, *gpus], sort_keys=True)
     names = "-".join(arm.recipe.name for arm in arms if arm.recipe is not None)
     return out / f"{names}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"
 
 
 def soak(
     arms: Sequence[Arm],
-    plan: Plan,
+    making: Making,
     rounds: int,
-    folder: Path,
     say: Callable[[str], None],
     told: Callable[[Blocks], dict[str, Any]],
 ) -> Blocks:
-    """Make what is missing of so many rounds in `folder`. `told`: the document of what there is, written as soak.json after each.
+    """Make what is missing of so many rounds. `told`: the document of what there is, written as soak.json after each.
 
     Raises `UsageError` while another process does, `DiskError`, and as `run.live`.
     """
+    folder = making.folder
 
     def after(found: Blocks) -> None:
         document = told(found)
-        with run.writing(folder):
+        with writing(folder):
             process.write(folder / "soak.json", json.dumps(document))
         say(f"{len(found.arms[arms[0].name])} of {rounds} rounds are measured; so far in {folder / 'soak.json'}")
 
     with _alone(folder):
         if begun := len(list(folder.glob("*/block.json"))):
             say(f"going on after {begun} blocks in {folder}")
-        return run.live(arms, plan, rounds, folder, say, after)
+        return run.live(arms, making, rounds, say, after)
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """A folder while nobody else measures into it; the lock ends with the process. Raises `DiskError`, `UsageError`."""
-    with run.writing(folder):
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "running.lock").open("w", encoding="utf-8")
     with lock:
-        with run.writing(folder):
+        with writing(folder):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:

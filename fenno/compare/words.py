@@ -63,6 +63,8 @@ def lines(document: dict[str, Any]) -> list[str]:
         if f["state"] == "worse"
     ]
     found += [f"the server of {arm} died {len(whys)} time(s): {whys[0]}" for arm, whys in document["deaths"].items()]
+    if document["gpus"]:
+        found.append(f"side by side on the GPUs {' and '.join(document['gpus'])}, the next one's from round to round")
     if document["interrupted"]:
         found.append(f"interrupted {document['interrupted']}: what is told is of those, and all records are kept")
     if document["left_out"]:

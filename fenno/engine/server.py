@@ -112,7 +112,7 @@ def serving(
     started = time.monotonic()
     with process.running(ready.command.argv, log=server.log, env=ready.command.env, grace=GRACE, rotate=rotate) as child:
         server.child = child
-        wait(server) if wait else _wait(server, progress)
+        wait(server) if wait else until_ready(server, progress)
         server.seconds = time.monotonic() - started
         child.allow(grace)
         yield server
@@ -258,8 +258,8 @@ def stage_of(log: str) -> str:
     return next(name for name, pattern in reversed(_STAGES) if pattern.search(log))
 
 
-def _wait(server: Server, progress: Progress, starter: process.Child | None = None) -> None:
-    """Until a real one-token request is answered. Raises `EngineError` when the engine dies or takes too long.
+def until_ready(server: Server, progress: Progress = lambda _: None, starter: process.Child | None = None) -> None:
+    """Wait until a real one-token request is answered. Raises `EngineError` when the engine dies or takes too long.
 
     `starter`: somebody's own command that starts it. It may be over long before; one that failed will start nothing.
     """
@@ -328,7 +328,7 @@ def _attached(
         if recipe.engine.stop:
             stack.callback(lambda: process.run(recipe.engine.stop or [], timeout=120.0))
         if starter:
-            _wait(server, progress, starter)
+            until_ready(server, progress, starter)
         else:
             _reach(server)
         yield server

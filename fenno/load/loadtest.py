@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,16 @@ def measure(
 ) -> dict[str, Any]:
     """Run `plan` against `server` and account for it. `folder` gets the records, the server's samples and the probes; `gpu_price`:
     dollars an hour of one GPU. An interruption ends it early and well, and its document says so. Raises as `run.run` does."""
+    with begun(plan, server, recipe, folder, probing=probing, gpu_price=gpu_price) as end:
+        return end(False)
+
+
+@contextlib.contextmanager
+def begun(
+    plan: Plan, server: Server, recipe: Recipe, folder: Path, *, probing: bool = True, gpu_price: float | None = None
+) -> Iterator[Callable[[bool], dict[str, Any]]]:
+    """The same, begun: with it several run at once. Gives what waits for its end, or ends it now as an interruption does, and
+    returns its document; to be called within the block, once."""
     endpoint.check(plan)
     asked = Asked(at=time.time(), targets=recipe.targets, gpu_price=gpu_price, probed=probing, visible=watch.visible(server))
     stored.begin(folder, asked)
@@ -34,15 +44,20 @@ def measure(
         if probing:
             stack.enter_context(probe.probing(plan, folder))
         load = stack.enter_context(run.running(plan, folder))
-        try:
-            result, interrupted = load.wait(), False
-        except Interrupted:
-            result, interrupted = load.stop(), True
-        over = time.monotonic()
-    seen, probes = looking.seen(), probe.read(folder) if probing else None
-    ended = Ending(over=over, ended=ending(result, server, interrupted), notes=seen.notes)
-    stored.end(folder, ended)
-    return document(Stored(asked=asked, result=result, seen=seen, probes=probes, ending=ended))
+
+        def end(now: bool) -> dict[str, Any]:
+            try:
+                result, interrupted = (load.stop() if now else load.wait()), now
+            except Interrupted:
+                result, interrupted = load.stop(), True
+            over = time.monotonic()
+            stack.close()
+            seen, probes = looking.seen(), probe.read(folder) if probing else None
+            ended = Ending(over=over, ended=ending(result, server, interrupted), notes=seen.notes)
+            stored.end(folder, ended)
+            return document(Stored(asked=asked, result=result, seen=seen, probes=probes, ending=ended))
+
+        yield end
 
 
 def document(run_: Stored) -> dict[str, Any]:
