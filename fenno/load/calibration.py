@@ -377,10 +377,10 @@ def _kernel_time(ancillary: list[tuple[int, int, bytes]]) -> float:
     return now
 
 
-def serve(port: int, timing: Timing, faults: Sequence[str], log: Path | None) -> None:
-    """Serve on 127.0.0.1 for ever; prints `listening PORT` once it does."""
+def serve(host: str, port: int, timing: Timing, faults: Sequence[str], log: Path | None) -> None:
+    """Serve there for ever; prints `listening PORT` once it does."""
     app = App(timing, itertools.cycle(faults or ["none"]), Log(log), Loop())
-    server = socket.create_server(("127.0.0.1", port), backlog=4096)
+    server = socket.create_server((host, port), backlog=4096)
     server.setblocking(False)
 
     def accept(_: int) -> None:
@@ -396,6 +396,7 @@ def serve(port: int, timing: Timing, faults: Sequence[str], log: Path | None) ->
 def main(argv: Sequence[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m fenno.load.calibration", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen")
     parser.add_argument("--port", type=int, default=0, help="0: any free one")
     parser.add_argument("--ttft", type=float, default=Timing.ttft, help="seconds to the first token")
     parser.add_argument("--itl", type=float, default=Timing.itl, help="seconds between tokens")
@@ -407,7 +408,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if set(faults) - set(FAULTS):
         parser.error(f"unknown faults: {', '.join(sorted(set(faults) - set(FAULTS)))}")
     with contextlib.suppress(KeyboardInterrupt):
-        serve(args.port, Timing(args.ttft, args.itl, args.spread), faults, args.log)
+        serve(args.host, args.port, Timing(args.ttft, args.itl, args.spread), faults, args.log)
 
 
 @dataclass(frozen=True)
