@@ -48,7 +48,11 @@ def backends(config: Any) -> tuple[dict[str, Any], dict[str, str], str]:
     wanted = selector(config)
     found: dict[str, Any] = {}
     refused: dict[str, str] = {}
+    own = candidates(wanted, heads)
     for member in AttentionBackendEnum:
+        if own is not None and member.name not in own:
+            refused[member.name] = "this platform does not choose it for such a model"
+            continue
         try:
             backend = resolve_obj_by_qualname(current_platform.get_attn_backend_cls(member, wanted, heads))
             # A platform with one backend answers with that one, whatever it is asked for.
@@ -57,6 +61,17 @@ def backends(config: Any) -> tuple[dict[str, Any], dict[str, str], str]:
             refused[member.name] = (str(error).splitlines() or [type(error).__name__])[0]
     usual = resolve_obj_by_qualname(current_platform.get_attn_backend_cls(config.attention_config.backend, wanted, heads))
     return {usual.get_name(): usual, **found}, refused, usual.get_name()
+
+
+def candidates(wanted: Any, heads: int) -> set[str] | None:
+    """The backends that the platform chooses from, None where it does not say: named by hand it takes other vendors' as well."""
+    from vllm.platforms import current_platform
+
+    try:
+        valid, invalid = current_platform.get_valid_backends(current_platform.get_device_capability(), wanted, heads)
+    except (AttributeError, TypeError):
+        return None
+    return {member.name for member in invalid} | {candidate.backend.name for candidate in valid}
 
 
 def selector(config: Any) -> Any:
@@ -189,11 +204,20 @@ def usual_layout(config: Any, backend: Any, block: int) -> str | None:
 
 def report(words: list[str]) -> dict[str, Any]:
     """Everything at once, as plain data."""
-    from vllm import __version__
-    from vllm.platforms import current_platform
+    from vllm.config import set_current_vllm_config
 
     wish = os.environ.pop(VARIABLE, None)
     config, ranks = configured(words)
+    # A backend may look at the configuration when it is asked for its blocks.
+    with set_current_vllm_config(config):
+        return {"wish": wish, "ranks": ranks, **told(config)}
+
+
+def told(config: Any) -> dict[str, Any]:
+    """What the engine says of a configuration that is the current one."""
+    from vllm import __version__
+    from vllm.platforms import current_platform
+
     model, cache = config.model_config, config.cache_config
     usable, refused, usual = backends(config)
     blocks = sorted({*BLOCKS, cache.block_size})
@@ -201,7 +225,6 @@ def report(words: list[str]) -> dict[str, Any]:
     return {
         "version": __version__,
         "platform": current_platform.device_type,
-        "wish": wish,
         "model": {
             "layers": model.get_num_layers(config.parallel_config),
             "windowed": list(getattr(hf, "layer_types", None) or []).count("sliding_attention"),
@@ -212,7 +235,6 @@ def report(words: list[str]) -> dict[str, Any]:
             "max_len": model.max_model_len,
             "cache_dtype": str(spec(config, usable[usual], cache.block_size).dtype).removeprefix("torch."),
         },
-        "ranks": ranks,
         "block": cache.block_size,
         "cache_bytes": getattr(cache, "kv_cache_memory_bytes", None),
         "sequences": config.scheduler_config.max_num_seqs,
