@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import math
 import sys
@@ -151,6 +152,44 @@ def other_arithmetic(torch: Any) -> types.ModuleType:
     return made
 
 
+def inside_verify(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script that runs under the wheel's interpreter, as a module."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setitem(sys.modules, "flash_attn", other_arithmetic(torch))
+    spec = importlib.util.spec_from_file_location("fa2_inside_verify", verify.INSIDE / "verify.py")
+    assert spec is not None and spec.loader is not None
+    inside = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(inside)
+    return inside
+
+
+@pytest.mark.scenario
+def test_after_a_call_that_takes_the_gpu_nothing_more_is_called_or_judged(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inside, torch = inside_verify(monkeypatch), pytest.importorskip("torch")
+
+    def illegal(*given: object) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+    inside.compare = illegal
+    monkeypatch.setattr(inside.flash_attn, "__file__", "x", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "H200")
+    asked = {"cases": [asdict(PLAIN)] * 2, "refused": [asdict(PLAIN)], "variants": [{}]}
+    rows = []
+    for usable in (illegal, lambda: None):
+        monkeypatch.setattr(torch.cuda, "synchronize", usable)
+        monkeypatch.setattr(inside, "answer", illegal)
+        monkeypatch.setattr(inside, "tensors", lambda case: {})
+        monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(asked)))
+        inside.main()
+        rows.append([json.loads(line) for line in capsys.readouterr().out.splitlines()])
+    assert [next(iter(row)) for row in rows[0]] == ["gpu", "case", "done"]
+    assert [next(iter(row)) for row in rows[1]] == ["gpu", "case", "case", "refused", "done"], "refused is not lost"
+    assert verify.faults(rows[0]) == [f"{PLAIN}: CUDA error: an illegal memory access was encountered"]
+
+
 SMALL = Case("whole", 2, 9, 9, 4, 2, 16, "bf16")
 
 
@@ -172,12 +211,7 @@ SMALL = Case("whole", 2, 9, 9, 4, 2, 16, "bf16")
 def test_the_reference_agrees_with_other_arithmetic_on_every_kind_of_call(
     case: Case, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch = pytest.importorskip("torch")
-    monkeypatch.setitem(sys.modules, "flash_attn", other_arithmetic(torch))
-    spec = importlib.util.spec_from_file_location("fa2_inside_verify", verify.INSIDE / "verify.py")
-    assert spec is not None and spec.loader is not None
-    inside = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(inside)
+    inside = inside_verify(monkeypatch)
     inside.DEVICE = "cpu"
     found = inside.compare(asdict(replace(case, **change)))
     assert found["error"] < 1e-6

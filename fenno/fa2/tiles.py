@@ -14,7 +14,7 @@ from typing import Any
 
 from fenno.errors import UsageError
 from fenno.fa2.lattice import Direction, Tile, Unit, kernels, tiles
-from fenno.fa2.plan import Plan
+from fenno.fa2.plan import STUBS, Plan
 from fenno.fa2.stubs import FUNCTIONS, TYPES
 
 # KiB of shared memory that one block may have, by architecture.
@@ -35,7 +35,8 @@ def possible(direction: Direction, head: int, arch: str) -> tuple[Tile, ...]:
     """The tiles that the kernels' layout allows: 16 rows a warp, columns in pairs of 16, whole passes of the copying threads,
     shared memory, registers.
 
-    Split kernels have four warps: their partial results are written by 128 threads.
+    Split kernels have four warps, since their partial results are written by 128 threads, and at most twice as many rows as
+    columns: those results, in float32, lie where queries, keys and values lay, and upstream makes no more room for them.
     """
     found = []
     for warps in (4,) if direction == "fwd_split" else (2, 4, 8):
@@ -44,7 +45,8 @@ def possible(direction: Direction, head: int, arch: str) -> tuple[Tile, ...]:
             for columns in COLUMNS:
                 shared = (rows + 2 * columns) * head * 2
                 accumulators = rows * (head + columns) / (32 * warps)
-                if columns % copied == 0 and shared <= SHARED[arch] * 1024 and accumulators <= REGISTERS:
+                partial = rows * head * 4 if direction == "fwd_split" else 0
+                if columns % copied == 0 and partial <= shared <= SHARED[arch] * 1024 and accumulators <= REGISTERS:
                     found.append(Tile(rows, columns, warps))
     return tuple(found)
 
@@ -93,7 +95,7 @@ def sources(plan: Plan) -> dict[str, str | None]:
             found[file(unit, wanted[0])] = text(unit, wanted[0], specialised(unit))
         else:
             found |= {file(unit, tile): text(unit, tile, f"void {name(unit, tile)}") for tile in wanted}
-            found[f"{FOLDER}/fenno_{name(unit)}.cpp"] = switch(unit, wanted)
+            found[chooser(unit)] = switch(unit, wanted)
     return found
 
 
@@ -103,6 +105,7 @@ def estimates(plan: Plan) -> dict[str, float]:
     for unit, wanted in plan.tiles.items():
         seconds = known.pop(PurePath(unit.file).stem) / _upstream_tiles(unit)
         known |= {PurePath(file(unit, tile)).stem: seconds for tile in wanted}
+        known |= {PurePath(chooser(unit)).stem: STUBS} if len(wanted) > 1 else {}
     return known
 
 
@@ -117,6 +120,11 @@ def name(unit: Unit, tile: Tile | None = None) -> str:
 
 def file(unit: Unit, tile: Tile) -> str:
     return f"{FOLDER}/fenno_{name(unit, tile)}.cu"
+
+
+def chooser(unit: Unit) -> str:
+    """The file that takes one of several tiles."""
+    return f"{FOLDER}/fenno_{name(unit)}.cpp"
 
 
 def specialised(unit: Unit) -> str:

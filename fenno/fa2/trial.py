@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fenno.errors import BuildError
 from fenno.fa2 import build, tiles, verify
 from fenno.fa2.lattice import Tile, Unit
-from fenno.fa2.plan import Plan, capacity, most_jobs
+from fenno.fa2.plan import Plan, capacity, most_jobs, wall
 from fenno.fa2.source import Given
 from fenno.fa2.toolchain import Toolchain
 from fenno.fa2.verify import Case
@@ -33,8 +34,8 @@ def run(
     """Try every possible tile. `folder`: an empty one. Raises `BuildError`, `DiskError`, `UsageError`."""
     made = tiles.experiment(plan)
     made = replace(made, jobs=jobs or most_jobs(len(tiles.estimates(made)), **capacity()))
-    many = sum(map(len, made.tiles.values()))
-    say(f"{many} tiles in one library, for {len(made.tiles)} units: about {show_duration(made.seconds / made.jobs)}")
+    many, time = sum(map(len, made.tiles.values())), wall(list(tiles.estimates(made).values()), made.jobs)
+    say(f"{many} tiles in one library, for {len(made.tiles)} units: about {show_duration(round(time))}")
     built = build.build(made, found, python, given, out, say)
     library = verify.unpack(built.wheel, folder)
     return [one(unit, wanted, plan, python, library) for unit, wanted in made.tiles.items()]
@@ -44,7 +45,7 @@ def one(unit: Unit, wanted: Sequence[Tile], plan: Plan, python: str, library: Pa
     """Check and time the tiles of one unit; those that answer wrong are not timed."""
     variants = {str(tile): {tiles.variable(unit): str(tile)} for tile in wanted}
     stock = tiles.upstreams(unit)
-    results = verify.compare(python, library.parent, checks(unit, plan), variants=list(variants.values()))
+    results = checked(python, library.parent, checks(unit, plan), list(variants.values()))
     wrong: dict[str, str] = {}
     for tile, variant in variants.items():
         faults = verify.faults([row for row in results if row.get("variant") == variant])
@@ -53,6 +54,20 @@ def one(unit: Unit, wanted: Sequence[Tile], plan: Plan, python: str, library: Pa
     timed = verify.time_shapes(python, dict.fromkeys(right, library), shapes(unit, plan), right) if right else []
     rows = [row for row in timed if "shape" in row]
     return Tried(unit, stock, wrong, rows, tiles.kept(rows, stock) if str(stock) in right else None)
+
+
+def checked(python: str, unpacked: Path, cases: Sequence[Case], variants: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
+    """What every variant answers. An illegal access takes the GPU from the process it happens in: those after it are asked in
+    another one. Raises `BuildError`."""
+    results: list[dict[str, Any]] = []
+    left = list(variants)
+    while left:
+        found = verify.compare(python, unpacked, cases, variants=left)
+        asked = sum(any(row.get("variant") == variant for row in found) for variant in left)
+        if not asked:
+            raise BuildError(f"torch sees no GPU under {python}", "does CUDA_VISIBLE_DEVICES hide it?")
+        results, left = results + found, left[asked:]
+    return results
 
 
 def shapes(unit: Unit, plan: Plan) -> list[Case]:

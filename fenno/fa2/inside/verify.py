@@ -1,7 +1,8 @@
 """Calls flash_attn and compares its outputs with attention in float64. Runs under the interpreter that the wheel is for.
 
 Standard input: {"cases": […], "refused": […], "variants": […]} of `verify.Case`, and of variables of the environment with which all
-cases are called again. One line of JSON for each, the last is {"done": true}.
+cases are called again. One line of JSON for each, the last is {"done": true}; what comes after a call that took the GPU from this
+process is not called.
 """
 
 import itertools
@@ -129,6 +130,15 @@ def compare(case: dict[str, Any]) -> dict[str, float]:
     return worst
 
 
+def lost() -> bool:
+    """Whether the GPU takes nothing more from this process: after an illegal access every call fails, whatever it is."""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
 def say(row: dict[str, Any]) -> None:
     # A plain number where JSON has none: no error is so large.
     print(json.dumps(row).replace("Infinity", "1e30"), flush=True)
@@ -145,6 +155,9 @@ def main() -> None:
             say({"case": case, "variant": variant, **compare(case)})
         except RuntimeError as error:
             say({"case": case, "variant": variant, "failed": str(error).splitlines()[0]})
+            if lost():
+                say({"done": True})
+                return
     for case in asked["refused"] if there else []:
         try:
             answer(case, tensors(case))
