@@ -172,11 +172,22 @@ def test_ninja_tells_how_long_each_unit_took() -> None:
 def test_the_time_left_starts_from_the_plan_and_follows_the_measured_units() -> None:
     estimates = {"a": 100.0, "b": 100.0, "c": 50.0}
     assert progress.left(estimates, {}, 2, 0.0) == 150
-    # The first took twice as long as estimated, so the others will too: 200 and 200 side by side, then 100.
-    assert progress.left(estimates, {"a": 200.0}, 2, 200.0) == pytest.approx(100)
+    # The first took twice as long as estimated, the mean of the plan counts beside it: the others take nearly twice as long too.
+    pace = (200 + 250 / 3) / (100 + 250 / 3)
+    assert progress.left(estimates, {"a": 200.0}, 2, 200.0) == pytest.approx(pace * 150 - 200)
     assert progress.left(estimates, {"a": 1.0, "b": 1.0, "c": 1.0}, 2, 9.0) == 0
     # What was there before a build that goes on is neither waited for nor taken as a measure.
     assert progress.left({"c": 50.0}, {"a": 1.0, "b": 1.0}, 2, 10.0) == 40
+    # The stubs are through in a third of their estimate; that says little of the device's units.
+    assert progress.left({"device": 160.0, "stubs": 9.0}, {"stubs": 3.0}, 2, 3.0) > 140
+
+
+def test_how_far_a_build_is_is_told_no_finer_than_a_second_and_never_as_nothing_left() -> None:
+    assert progress.line(0, 6, 0.2, 163.4) == "0 of 6 units after 1 s, about 2 min 43 s left"
+    assert progress.line(1, 6, 43.4, 40.94) == "1 of 6 units after 43 s, about 41 s left"
+    assert progress.line(5, 6, 90.0, 0.6) == "5 of 6 units after 1 min 30 s, longer than estimated"
+    assert progress.line(5, 6, 90.0, 0.0) == "5 of 6 units after 1 min 30 s, longer than estimated"
+    assert progress.line(6, 6, 94.0, 0.0) == "6 of 6 units after 1 min 34 s: linking and packing"
 
 
 def test_a_build_that_is_tried_again_leaves_alone_what_did_not_change(tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from fenno.fa2 import progress, source, stubs, tiles, wheel
 from fenno.fa2.plan import STUBS_FILE, Plan
 from fenno.fa2.source import Given
 from fenno.fa2.toolchain import Toolchain
-from fenno.units import show_duration
 
 SETUP = Path(__file__).parent / "inside" / "setup.py"
 MANIFEST = "fenno-fa2.json"  # in the wheel's flash_attn folder, where `fenno doctor` reads it
@@ -165,8 +164,7 @@ def run(
             done, elapsed = timed(tree), time.monotonic() - started
             if (len(done), elapsed // SAY_EVERY) != said:
                 said = (len(done), elapsed // SAY_EVERY)
-                remains = show_duration(progress.left(todo, done, plan.jobs, elapsed))
-                say(f"{len(done)} of {len(estimates)} units after {show_duration(round(elapsed))}, about {remains} left")
+                say(progress.line(len(done), len(estimates), elapsed, progress.left(todo, done, plan.jobs, elapsed)))
             time.sleep(0.5)
         code = child.wait()
     if code:

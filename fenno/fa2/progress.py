@@ -8,6 +8,7 @@ from pathlib import PurePath
 
 from fenno.errors import BuildError, DiskError
 from fenno.fa2.plan import JOB_MEMORY, wall
+from fenno.units import show_duration
 
 WRONG = re.compile(r"^.*(?:\berror\b\s*:|fatal error|error #|\bKilled\b|died due to signal|No space left|Error:).*$", re.MULTILINE)
 
@@ -22,12 +23,24 @@ def left(estimates: Mapping[str, float], done: Mapping[str, float], jobs: int, e
     """Seconds left of a build, `elapsed` seconds after its start.
 
     `estimates`: seconds for each unit that it has to compile. `done`: what those that are through took, by which the estimates of
-    the others are corrected.
+    the others are corrected. One more unit counts as taking what was estimated: the first that are through are the small ones of
+    the host, which alone say little of the device's.
     """
     through = {name: seconds for name, seconds in done.items() if name in estimates}
-    pace = sum(through.values()) / sum(estimates[name] for name in through) if through else 1.0
+    if len(through) == len(estimates):
+        return 0.0
+    usual = sum(estimates.values()) / len(estimates)
+    pace = (usual + sum(through.values())) / (usual + sum(estimates[name] for name in through))
     times = [through.get(name, pace * seconds) for name, seconds in estimates.items()]
-    return max(0.0, wall(times, jobs) - elapsed) if times else 0.0
+    return max(0.0, wall(times, jobs) - elapsed)
+
+
+def line(through: int, every: int, elapsed: float, remains: float) -> str:
+    """How far a build is, for people: units that are through, of all, and seconds. No finer than a second."""
+    so_far = f"{through} of {every} units after {show_duration(max(1.0, round(elapsed)))}"
+    if through == every:
+        return f"{so_far}: linking and packing"
+    return f"{so_far}, {f'about {show_duration(round(remains))} left' if remains >= 1 else 'longer than estimated'}"
 
 
 def first_error(log: str) -> BuildError | DiskError:
