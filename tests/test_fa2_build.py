@@ -17,11 +17,12 @@ from typing import Any
 import pytest
 from fa2_made import RELEASE, WHOLE, code_for, stand_in, tree, wheel_of
 from stub.waiting import until
-from test_fa2 import GROK_2, LLAMA_3_70B, planned
+from test_fa2 import DEEPSEEK_V2, GROK_2, LLAMA_3_70B, planned
 
 from fenno import process
+from fenno.commands import fa2 as command
 from fenno.errors import BuildError, DiskError, FennoError
-from fenno.fa2 import build, progress, source, stubs, toolchain, wheel
+from fenno.fa2 import build, plan, progress, source, stubs, toolchain, wheel
 from fenno.fa2.lattice import Unit
 from fenno.fa2.plan import STUBS_FILE
 from fenno.fa2.source import Given
@@ -328,6 +329,36 @@ def test_a_build_that_was_interrupted_or_killed_leaves_no_wheel_and_goes_on(numb
     done = subprocess.run(words(tmp_path, python, "--json"), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert Path(json.loads(done.stdout)["wheel"]).is_file()
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "code", "says"),
+    [
+        ({}, ["--arch", "sm_75"], 6, "FlashAttention-2 does not run on sm_75: it needs 8.0 or later"),
+        ({"head_dim": 512}, [], 6, "has heads of 512, and FlashAttention-2 has kernels up to 256"),
+        (DEEPSEEK_V2, [], 6, "has latent attention: heads of 192 for queries and keys"),
+        ({}, ["--jobs", "none"], 2, "--jobs is 'none'"),
+        ({}, ["grok2-bf16"], 2, "the recipe grok2-bf16 and --model"),
+    ],
+)
+def test_what_cannot_be_built_is_one_sentence_and_nothing_is_written(
+    change: dict[str, Any], options: list[str], code: int, says: str, tmp_path: Path
+) -> None:
+    tree(tmp_path / "made")
+    line = [*words(tmp_path, answering(tmp_path, "exit 1")), *options]
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_3_70B, **change}))
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert [says in line for line in done.stderr.splitlines() if line.startswith("fenno: ")] == [True]
+    assert not (tmp_path / "out").exists()
+
+
+def test_too_little_memory_is_one_sentence_and_nothing_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_3_70B))
+    monkeypatch.setattr(plan, "capacity", lambda: {"cores": 2, "memory": 4_000_000_000})
+    with pytest.raises(BuildError, match="one compiler takes 4.3 GB, and 4.0 GB may be used here"):
+        command.build_fa2(model=tmp_path, arch="sm_80", jobs="auto", out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_cpu_torch_is_one_sentence_and_a_wheel_that_nobody_imports_is_not_built(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def build_fa2(
     version: Annotated[str | None, typer.Option(help="of flash-attn; default: the newest that fenno knows")] = None,
     consumer: Annotated[str | None, typer.Option(help="who will import it: transformers, sglang, vllm-src")] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16; default: the model's")] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, help="compilers side by side; default: what memory and cores allow")] = None,
+    jobs: Annotated[str, typer.Option(help="compilers side by side; auto: what memory and cores allow")] = "auto",
     source_path: Annotated[Path | None, typer.Option("--source", help="flash-attn's source: its archive, or a folder")] = None,
     git: Annotated[str | None, typer.Option(help="URL@TAG: the source from a git tag")] = None,
     verify: Annotated[bool, typer.Option("--verify", help="on a GPU: outputs against float64, times against torch's")] = False,
@@ -39,14 +39,17 @@ def build_fa2(
     """Build FlashAttention-2 for one model and one GPU: minutes instead of hours."""
     from fenno.fa2 import need, plan, releases, source
 
+    if recipe_name and model:
+        raise UsageError(f"the recipe {recipe_name} and --model {model} name two models", "give one of them")
     name, config, flagged = model_config(recipe_name, model)
+    side_by_side = compilers(jobs)
     given = source.given(source_path, git)
     made = plan.make(
         need.of(config, name, dtype or flagged),
         releases.release(version or given.release or releases.NEWEST),
         plan.codes(arch) if arch else codes_here(),
         **plan.capacity(),
-        jobs=jobs,
+        jobs=side_by_side,
         consumer=consumer or ("transformers" if model else "vllm"),
     )
     if not as_json:
@@ -54,7 +57,16 @@ def build_fa2(
             console.say(line)
     if plan_only:
         return console.result(plan.document(made))
-    return console.result(built(made, python, given, out.resolve(), jobs, verify=verify, try_tiles=try_tiles))
+    return console.result(built(made, python, given, out.resolve(), side_by_side, verify=verify, try_tiles=try_tiles))
+
+
+def compilers(text: str) -> int | None:
+    """--jobs as a number, None for auto. Raises `UsageError`."""
+    if text == "auto":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--jobs is {text!r}", "it has to be auto, or 1 and more")
+    return int(text)
 
 
 def built(
