@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # One GPU host without a network: builds the trimmed wheel for the shape of a Llama-3-70B and a Grok, verifies and times it, and holds it against
-# the same units built with stock flags. About 8 minutes on 16 cores.
+# the same units built with stock flags. 320 s on 16 cores.
 # usage: h200.sh FOLDER RESULTS
 #   FOLDER   what gather.sh made. With Python 3.12's headers as its "include": for a host that lacks Python.h. With built.tar, trimmed.json,
 #            stock.json and others.json of an earlier run's RESULTS: nothing is built again.
