@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # What needs two GPUs of one host: the KV cache moved between them, `fenno doctor` beside what vLLM decides there, the contiguous cache on one of
 # them, and the plan of layouts and blocks beside engines that are really started. Every part has a limit of its own, and none spoils another.
-# usage: pair.sh RESULTS [a|b]       a (90 s): transfers, doctor, caches, and the plan;  b (120 s, after a): engines started by that plan
-#   RESULTS/a and RESULTS/b get the files; index.txt there has each part's exit code and seconds.
+# usage: pair.sh RESULTS [a|c|b]
+#   a (90 s): transfers, doctor, plan, caches;  c (75 s): the same without the doctor;  b (110 s, after one of them): engines started by the plan
+#   RESULTS/a, b and c get the files; index.txt there has each part's exit code and seconds. LIMIT: seconds for all of it.
 # needs: python3 with vLLM, transformers and what fenno imports on PYTHONPATH; two GPUs with NVLink; timeout. NVLink multicast stays off.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd) part=${2:-a}
 results=$(realpath -m "$1")/$part python=${PYTHON:-python3}
-first=${FIRST:-$(realpath -m "$1")/a}
 rm -rf "$results"; mkdir -p "$results"
 work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 exec > >(tee "$results/log.txt") 2>&1
@@ -39,27 +39,34 @@ host: {gpus: 2, gpu_memory: 100GiB}
 Y
 fenno=("$python" -m fenno)
 
-if [ "$part" = a ]; then
+if [ "$part" != b ]; then
+  limit=${LIMIT:-$([ "$part" = a ] && echo 88 || echo 75)}
+  left() { local left=$((limit - SECONDS)); [ $left -gt "$1" ] && echo $left || echo "$1"; }
   # First the links, with nothing else on the GPUs; beside them what needs the processor alone.
-  run plan 60 "${fenno[@]}" patch-kv plan whole.yaml & plan=$!
+  run plan "$(left 15)" "${fenno[@]}" patch-kv plan whole.yaml & jobs=$!
   run transfers 32 "$python" "$root/benchmarks/kv/pair.py" "$results/transfers.json"
-  # The doctor's copies come long before the bench is through with asking vLLM.
-  run bench 45 "${fenno[@]}" patch-kv bench whole.yaml --batch 8 --tokens 256 & bench=$!
-  run doctor 10 "${fenno[@]}" -v doctor
-  run doctor-tp2 35 "${fenno[@]}" -v doctor tp2.yaml --deep
-  wait $bench
+  if [ "$part" = a ]; then
+    run doctor 10 "${fenno[@]}" -v doctor
+    run doctor-tp2 35 "${fenno[@]}" -v doctor tp2.yaml --deep
+  fi
   # Then the caches, on a GPU each, and vLLM's own word on its all-reduce.
-  left=$((88 - SECONDS)); [ $left -gt 15 ] || left=15
-  CUDA_VISIBLE_DEVICES=1 run cache $left "$python" "$root/benchmarks/kv/cache.py" --device cuda --dtype bfloat16 --out "$results/cache.json" & jobs=$!
+  CUDA_VISIBLE_DEVICES=1 run cache "$(left 15)" "$python" "$root/benchmarks/kv/cache.py" --device cuda --dtype bfloat16 --out "$results/cache.json" &
+  jobs+=" $!"
   for model in Llama Qwen2 Mixtral Gemma2; do
-    CUDA_VISIBLE_DEVICES=0 run "same-$model" $left "$python" "$root/benchmarks/kv/same.py" $model --device cuda --out "$results/same-$model.json" &
+    CUDA_VISIBLE_DEVICES=0 run "same-$model" "$(left 15)" "$python" "$root/benchmarks/kv/same.py" $model --device cuda --out "$results/same-$model.json" &
     jobs+=" $!"
   done
-  run all-reduce $left "$python" "$root/benchmarks/kv/all_reduce.py" "$results/all-reduce.json" & jobs+=" $!"
-  wait $plan $jobs
+  run all-reduce "$(left 15)" "$python" "$root/benchmarks/kv/all_reduce.py" "$results/all-reduce.json" & jobs+=" $!"
+  wait $jobs
 else
-  limit=${LIMIT:-110}
-  run starts "$limit" "$python" "$root/benchmarks/kv/starts.py" "$first/plan.out" "$work/two" "$results" --limit $((limit - 8)) --gpus "${GPUS:-2}"
+  limit=${LIMIT:-108}
+  for plan in "$results"/../{c,a}/plan.out; do [ -s "$plan" ] && break; done
+  if [ ! -s "$plan" ]; then
+    plan=$results/plan.out
+    run plan 60 "${fenno[@]}" patch-kv plan whole.yaml
+  fi
+  left=$((limit - SECONDS))
+  run starts "$left" "$python" "$root/benchmarks/kv/starts.py" "$plan" "$work/two" "$results" --limit $((left - 8)) --gpus "${GPUS:-2}"
 fi
 grep -h "apart by" "$results"/same-*.out 2> /dev/null
 cat "$results"/{transfers,all-reduce,cache,starts}.out 2> /dev/null
