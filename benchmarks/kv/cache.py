@@ -45,7 +45,7 @@ LARGE = SMALL | {
     "head_dim": 128,
 }
 SHAPES = {"cpu": SMALL, "cuda": LARGE}
-STEPS = {"cpu": 40, "cuda": 150}
+STEPS = {"cpu": 40, "cuda": 60}
 TOKENS = {"cpu": (256, 1024, 2048, 4096), "cuda": (256, 1024, 2048, 4096, 8192, 16384)}
 BATCHES, WARM = (1, 8), 8
 CACHES = ("dynamic", "static", "contiguous")
@@ -121,7 +121,7 @@ def memory(model: Any, name: str, batch: int, tokens: int) -> float:
         torch.cuda.reset_peak_memory_stats()
     before = peak(model)
     cache = filled(name, model, batch, tokens)
-    for _ in range(STEPS["cpu"]):
+    for _ in range(STEPS["cpu"] if model.device.type == "cpu" else WARM):
         step(model, cache, batch)
     return round(peak(model) - before, 1)
 
