@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 
@@ -253,6 +255,18 @@ def tell(pid: int, born: str, number: signal.Signals) -> bool:
             return True
     except ProcessLookupError:
         return False
+
+
+def locked(path: Path) -> TextIO | None:
+    """The file, with a lock that is held until it is closed or this process ends; None while another one holds it. Raises `OSError`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = path.open("w", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
 
 
 def write(path: Path, text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -56,12 +55,8 @@ def soak(
 def _alone(folder: Path) -> Iterator[None]:
     """A folder while nobody else measures into it; the lock ends with the process. Raises `DiskError`, `UsageError`."""
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "running.lock").open("w", encoding="utf-8")
+        lock = process.locked(folder / "running.lock")
+    if lock is None:
+        raise UsageError(f"another fenno measures into {folder}", "wait for its end, or choose another --seed")
     with lock:
-        with writing(folder):
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UsageError(f"another fenno measures into {folder}", "wait for its end, or choose another --seed") from error
         yield

@@ -7,7 +7,6 @@ appears there only when all is well.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import resource
@@ -130,15 +129,10 @@ def build(plan: Plan, found: Toolchain, python: str, given: Given, out: Path, sa
 def alone(folder: Path) -> Iterator[None]:
     """A folder while nobody else builds in it; the lock ends with the process. Raises `BuildError`, `DiskError`."""
     with source.writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("w")
+        lock = process.locked(folder / "lock")
+    if lock is None:
+        raise BuildError(f"another fenno is building in {folder}", "wait for it to end, or choose another --out folder")
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BuildError(
-                f"another fenno is building in {folder}", "wait for it to end, or choose another --out folder"
-            ) from None
         yield
 
 

@@ -10,7 +10,6 @@ serve.log       what `fenno serve` itself said, where it was detached
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import re
@@ -177,15 +176,11 @@ def hold(name: str, recipe: Recipe, source: str, *, detached: bool = False) -> P
     """Take a server's folder for this process. Raises `UsageError` when it is held, `DiskError` when it cannot be written."""
     folder = root() / name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "lock").open("w")
+        lock = process.locked(folder / "lock")
     except OSError as error:
         raise DiskError(f"cannot write {folder}: {error.strerror}", "free some space, or set XDG_CACHE_HOME") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise held(name) from error
+    if lock is None:
+        raise held(name)
     state = State(
         name,
         source,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import time
@@ -11,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from fenno import machine, units
+from fenno import machine, process, units
 from fenno.engine import catalogue, command, plugin, server
 from fenno.errors import DiskError, RecipeError, UsageError
 from fenno.machine import Machine
@@ -49,16 +48,12 @@ class Session:
 def alone(folder: Path) -> TextIO:
     """A file whose lock says that this process runs the study; it ends with the process. Raises `UsageError`, `DiskError`."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / "running.lock").open("w", encoding="utf-8")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise UsageError(
-            f"another fenno runs the study in {folder}",
-            "wait for its end, start one of its own by --fresh, or give both the same --storage",
-        ) from error
+        lock = process.locked(folder / "running.lock")
     except OSError as error:
         raise DiskError(f"cannot keep a study in {folder}: {error.strerror}", "choose another --out folder") from error
+    if lock is None:
+        hint = "wait for its end, start one of its own by --fresh, or give both the same --storage"
+        raise UsageError(f"another fenno runs the study in {folder}", hint)
     return lock
 
 
