@@ -258,7 +258,7 @@ def tell(pid: int, born: str, number: signal.Signals) -> bool:
 
 
 def locked(path: Path) -> TextIO | None:
-    """The file, with a lock that is held until it is closed or this process ends; None while another one holds it. Raises `OSError`."""
+    """The file, with a lock that is held until it is closed or this process ends; None while another holds it. Raises `OSError`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.open("w", encoding="utf-8")
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from prometheus_client.parser import text_string_to_metric_families
 from stub import runs
 from stub.harness import FENNO
@@ -114,7 +115,7 @@ def test_a_csv_has_a_row_for_each_request_with_stamps_from_the_windows_start(
     folder = runs.run(tmp_path / "run", [runs.answer(1, 9.5, phase="warmup"), runs.answer(2, 11.0), runs.failure(3, 12.0)])
     with (folder / "records-0.jsonl").open("a") as file:
         file.write('{"id": "cut sh')
-    report(folder, to="csv")
+    report([folder], to="csv")
     early, good, bad = csv.DictReader(io.StringIO(capsys.readouterr().out))
     assert list(good) == list(export.COLUMNS)
     assert (early["phase"], early["sent"]) == ("warmup", "-0.5")
@@ -128,9 +129,23 @@ def test_a_csv_has_a_row_for_each_request_with_stamps_from_the_windows_start(
 def test_a_file_gets_the_same_as_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = runs.run(tmp_path / "run", [runs.answer(i, 11.0 + i) for i in range(3)])
     for to in ("csv", "json", "vllm", "prometheus"):
-        report(folder, to=to)
-        report(folder, to=to, output=tmp_path / "deep" / to)
+        report([folder], to=to)
+        report([folder], to=to, output=tmp_path / "deep" / to)
         assert (tmp_path / "deep" / to).read_text() == capsys.readouterr().out != ""
+
+
+def test_several_are_told_one_after_the_other_or_written_into_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = {n: [runs.answer(i, 10 + i / n) for i in range(10 * n)] for n in (1, 2, 3)}
+    folders = [runs.run(tmp_path / f"00{n}-A", mine, ended=n != 2) for n, mine in answers.items()]
+    with pytest.raises(typer.Exit) as ended:
+        report(folders)
+    assert ended.value.exit_code == 130, "that of the first that has one"
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(one["requests"], one["records"]) for one in told] == [(10 * n, str(tmp_path / f"00{n}-A")) for n in (1, 2, 3)]
+    for to, name in (("html", "html"), ("vllm", "vllm.json"), ("prometheus", "prom"), ("parquet", "parquet")):
+        report(folders, to=to, output=tmp_path / to)
+        assert sorted(path.name for path in (tmp_path / to).iterdir()) == [f"00{n}-A.{name}" for n in (1, 2, 3)]
+    assert json.loads((tmp_path / "vllm" / "003-A.vllm.json").read_text())["num_prompts"] == 30
 
 
 @pytest.mark.parametrize("to", ["csv", "html", "json", "parquet"])
@@ -138,7 +153,7 @@ def test_a_file_that_cannot_be_written_is_a_sentence(to: str, tmp_path: Path) ->
     folder = runs.run(tmp_path / "run", [runs.answer(0, 11.0)])
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(DiskError, match="cannot write .*file/out") as caught:
-        report(folder, to=to, output=tmp_path / "file" / "out")
+        report([folder], to=to, output=tmp_path / "file" / "out")
     assert "-o" in caught.value.hint
 
 
@@ -146,7 +161,7 @@ def test_a_file_that_cannot_be_written_is_a_sentence(to: str, tmp_path: Path) ->
 def test_a_file_stays_as_it_is_when_there_is_nothing_to_tell(to: str, tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("of last week")
     with pytest.raises(UsageError, match="holds no load test"):
-        report(Path("/nowhere"), to=to, output=tmp_path / "kept")
+        report([Path("/nowhere")], to=to, output=tmp_path / "kept")
     assert (tmp_path / "kept").read_text() == "of last week"
 
 
@@ -166,7 +181,7 @@ def test_parquet_has_the_columns_of_the_csv_and_every_gap(tmp_path: Path, monkey
 
     monkeypatch.setattr(export, "BATCH", 2)
     folder = runs.run(tmp_path / "run", [runs.answer(0, 11.0), runs.failure(1, 12.0), runs.answer(2, 13.0)])
-    report(folder, to="parquet", output=tmp_path / "run.parquet")
+    report([folder], to="parquet", output=tmp_path / "run.parquet")
     table = parquet.read_table(tmp_path / "run.parquet").to_pydict()
     assert list(table) == [*export.COLUMNS, "itl_ms"]
     assert table["itl_ms"] == [[10.0, 30.0], [], [10.0, 30.0]]
@@ -187,11 +202,13 @@ def test_the_newest_load_test_is_told_when_none_is_named(tmp_path: Path, capsys:
         ({"to": "xml"}, "--to is 'xml'"),
         ({"output": Path("x")}, "-o needs a format"),
         ({"to": "parquet"}, "Parquet is no text"),
-        ({"run": Path("/nowhere"), "to": "csv"}, "/nowhere holds no load test"),
+        ({"runs": [Path("/nowhere")], "to": "csv"}, "/nowhere holds no load test"),
+        ({"runs": [Path("a"), Path("b")], "to": "csv"}, "2 load tests are as many files"),
+        ({"runs": [Path("a/1"), Path("b/1")], "to": "csv", "output": Path("x")}, "the same name"),
         ({"out": Path("/nowhere")}, "there is no load test in /nowhere"),
     ],
 )
 def test_what_cannot_be_told_is_a_sentence(how: dict[str, Any], says: str, tmp_path: Path) -> None:
-    place = {} if "out" in how else {"run": runs.run(tmp_path / "run", [runs.answer(0, 11.0)])}
+    place = {} if "out" in how else {"runs": [runs.run(tmp_path / "run", [runs.answer(0, 11.0)])]}
     with pytest.raises(UsageError, match=says):
         report(**{**place, **how})

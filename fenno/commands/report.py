@@ -6,39 +6,58 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, TextIO
 
 import typer
 
-from fenno import __version__, console
+from fenno import __version__, console, errors
 from fenno.commands.load import tell_load
 from fenno.errors import DiskError, UsageError
 
-FORMATS = ("html", "json", "vllm", "prometheus", "csv", "parquet")
+# What each is called in a folder.
+FORMATS = {name: name for name in ("html", "json", "csv", "parquet")} | {"vllm": "vllm.json", "prometheus": "prom"}
 
 
 def report(
-    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="the folder of a load test; default: the newest")] = None,
+    runs: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RUN]...", help="folders of load tests; default: the newest")
+    ] = None,
     to: Annotated[
         str | None,
         typer.Option(help="html, json, vllm (the keys of `vllm bench serve`), prometheus; a row a request: csv, parquet"),
     ] = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="write it there, not on standard output")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="write it there, not on standard output; several: into that folder")
+    ] = None,
     out: Annotated[Path, typer.Option(help="where load tests are kept")] = Path("fenno-loadtests"),
 ) -> None:
-    """Tell a stored load test again, or write it for other programs."""
+    """Tell stored load tests again, or write them for other programs."""
     from fenno.load import loadtest, stored
 
     if to is not None and to not in FORMATS:
         raise UsageError(f"--to is {to!r}", f"it has to be one of {', '.join(FORMATS)}")
     if output is not None and to is None:
         raise UsageError("-o needs a format", f"give --to, one of {', '.join(FORMATS)}")
-    folder = run or stored.newest(out)
+    folders = runs or [stored.newest(out)]
     if to is None:
-        raise typer.Exit(tell_load(loadtest.document(stored.read(folder)), table=True))
-    write(folder, to, output)
+        codes = [tell_load(loadtest.document(stored.read(folder)), table=True) for folder in folders]
+        raise typer.Exit(next(filter(None, codes), errors.OK))
+    for folder, path in zip(folders, paths(folders, to, output), strict=True):
+        write(folder, to, path)
+
+
+def paths(folders: Sequence[Path], to: str, output: Path | None) -> list[Path | None]:
+    """Where each load test is written; None: on standard output. Raises `UsageError` where they cannot be told apart."""
+    if len(folders) == 1:
+        return [output]
+    if output is None:
+        raise UsageError(f"{len(folders)} load tests are as many files", "give the folder for them: -o reports")
+    found = [output / f"{folder.resolve().name}.{FORMATS[to]}" for folder in folders]
+    if len(set(found)) < len(found):
+        raise UsageError("several of these load tests have the same name", "write them into folders of their own")
+    return [*found]
 
 
 def write(folder: Path, to: str, output: Path | None) -> None:
