@@ -156,6 +156,20 @@ def test_a_pair_that_was_asked_for_is_judged_by_the_engines_words() -> None:
     assert [change["value"] for change in plan.asked(made, "LBNHC", 32)] == [32]
 
 
+@pytest.mark.parametrize(
+    ("kv", "logits", "says"),
+    [
+        ({}, [], ["every number in the KV cache and the logits of 4 layers and 63 tokens is finite"]),
+        ({"layers": ["a", "b"], "token": 20}, [], ["NaN or Inf in the KV cache of a and 1 more layer(s), from token 20 on"]),
+        ({"layers": ["b"], "token": None}, [], ["NaN or Inf in the KV cache of b, first seen in the answer"]),
+        ({}, [48, 50], ["NaN or Inf in the logits after token 47, and after 1 more"]),
+    ],
+)
+def test_what_the_canary_found_is_said_by_layer_and_token(kv: dict[str, Any], logits: list[int], says: list[str]) -> None:
+    found = {"version": "0.32.0", "layers": 4, "tokens": 63, "kv": kv, "logits": logits}
+    assert words.canary(found) == says
+
+
 def test_the_table_has_a_row_for_every_legal_pair_and_marks_the_present_one() -> None:
     made = plan.make(facts(), grok())
     rows = words.rows(made)

@@ -13,8 +13,9 @@ import pytest
 
 from fenno import recipe
 from fenno.engine import server
+from fenno.engine.inside.canary import prompt
 from fenno.errors import EngineError
-from fenno.kv import ask, plan
+from fenno.kv import ask, plan, settings
 
 pytestmark = pytest.mark.engine
 
@@ -45,9 +46,7 @@ def test_eight_ranks_are_planned_on_a_host_that_has_not_got_them() -> None:
     assert made["ranks"] == 8
 
 
-@pytest.mark.parametrize(
-    ("name", "block", "legal"), [("LBHNC", 32, True), ("LBHNC", 64, True), ("LBNHC", 128, False), ("LBHNC", 16, False)]
-)
+@pytest.mark.parametrize(("name", "block", "legal"), [("LBHNC", 32, True), ("LBNHC", 128, False), ("LBHNC", 16, False)])
 def test_what_the_plan_says_of_a_pair_is_what_a_start_says(
     made: dict[str, Any], name: str, block: int, legal: bool, tmp_path: Path
 ) -> None:
@@ -62,6 +61,39 @@ def test_what_the_plan_says_of_a_pair_is_what_a_start_says(
             pass
         said = (tmp_path / "engine.log").read_text()
         assert ("No common block size" if block == 16 else "does not satisfy every supported set") in said
+
+
+def test_a_second_legal_pair_starts_and_every_number_in_its_cache_is_finite(made: dict[str, Any], tmp_path: Path) -> None:
+    assert plan.refusal(made, "LBHNC", 64) is None
+    path = tmp_path / "mine.yaml"
+    text = recipe.find("cpu-small").read_text()
+    path.write_text(settings.written(text, plan.asked(made, "LBHNC", 64), str(path)))
+    command = [sys.executable, "-m", "fenno", "patch-kv", "verify", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "is finite" in done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert (found["layers"], found["kv"], found["logits"]) == (4, {}, [])
+
+
+def test_what_is_no_number_is_named_by_its_layers_and_its_token(tmp_path: Path) -> None:
+    import torch
+    import transformers
+
+    size = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = transformers.LlamaConfig(vocab_size=512, max_position_embeddings=256, head_dim=32, **size)
+    model = transformers.LlamaForCausalLM(config)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[prompt(512)[20]] = torch.nan
+    model.save_pretrained(tmp_path / "model")
+    path = tmp_path / "mine.yaml"
+    flags = "{dtype: float32, enforce-eager: true, skip-tokenizer-init: true}"
+    path.write_text(
+        f"name: spoilt\nengine:\n  model: {tmp_path / 'model'}\n  flags: {flags}\n  env: {{VLLM_CPU_KVCACHE_SPACE: '1'}}\n"
+    )
+    found = ask.canary(recipe.load(path))
+    assert found["kv"] == {"layers": [f"model.layers.{layer}.self_attn.attn" for layer in (0, 1)], "token": 20}
+    assert found["logits"][0] == len(prompt(512))
 
 
 def test_apply_writes_what_was_asked_for_and_refuses_what_the_engine_would(tmp_path: Path) -> None:

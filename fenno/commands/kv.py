@@ -12,7 +12,7 @@ from fenno.commands.given import JsonOption, RecipeArgument, choose
 from fenno.errors import UsageError
 
 group = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Layout and block size of the KV cache: plan, apply, revert, bench."
+    no_args_is_help=True, rich_markup_mode=None, help="Layout and block size of the KV cache: plan, apply, revert, verify, bench."
 )
 
 
@@ -55,6 +55,21 @@ def patch_kv_bench(
         console.say(title)
         console.table("KV cache moved", words.TRANSFER_HEADER, rows)
     console.result(found)
+
+
+@group.command("verify")
+def patch_kv_verify(recipe_name: RecipeArgument = None, as_json: JsonOption = False) -> None:
+    """Start the recipe's engine, have it answer, and look for NaN and Inf in its KV cache and logits (exit code 1)."""
+    from fenno import recipe
+    from fenno.kv import ask, words
+
+    found = ask.canary(recipe.load(choose(recipe_name)))
+    if not as_json:
+        for line in words.canary(found):
+            console.say(line)
+    console.result(found)
+    if found["kv"] or found["logits"]:
+        raise typer.Exit(errors.FAILED)
 
 
 @group.command("apply")

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from fenno import process
-from fenno.engine import catalogue, command, server
+from fenno.engine import catalogue, command, plugin, server
 from fenno.engine.inside.kvcache import MARK
 from fenno.errors import EngineError, ProcessError, RecipeError
 from fenno.recipe import Recipe
 
-_SCRIPT = str(Path(server.__file__).parent / "inside" / "kvcache.py")
+_INSIDE = Path(server.__file__).parent / "inside"
 
 
 def facts(recipe: Recipe) -> dict[str, Any]:
@@ -20,6 +21,16 @@ def facts(recipe: Recipe) -> dict[str, Any]:
 
     Raises `RecipeError` for a server that fenno does not start, and `EngineError` with the engine's own words when it refuses.
     """
+    return _told(recipe, "kvcache.py", 300.0, "the engine cannot be asked about its KV cache")
+
+
+def canary(recipe: Recipe) -> dict[str, Any]:
+    """What `engine/inside/canary.py` found in the KV cache and the logits of an engine that was started for it; raises the same."""
+    return _told(recipe, "canary.py", 1800.0, "the engine's KV cache cannot be looked at")
+
+
+def _told(recipe: Recipe, script: str, limit: float, wanted: str) -> dict[str, Any]:
+    """The one line of JSON that a script prints under the engine's own Python, given the recipe as `vllm serve` would be."""
     if recipe.engine.model is None:
         raise RecipeError("this recipe names a server that runs already: its cache is not fenno's to lay out", "give `model`")
     python = catalogue.interpreter(recipe.engine.python)
@@ -28,11 +39,14 @@ def facts(recipe: Recipe) -> dict[str, Any]:
     words = [model, *command.arguments(recipe.engine.flags)]
     words += ["--trust-remote-code"] if recipe.engine.trust_remote_code else []
     offline = {"HF_HUB_OFFLINE": "1"} if Path(model).is_dir() else {}
-    env: dict[str, str | None] = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", **offline, **recipe.engine.env}
-    try:
-        done = process.run([python, _SCRIPT, *words], timeout=300.0, env=env)
-    except ProcessError as error:
-        raise EngineError(f"the engine cannot be asked about its KV cache: {error}", error.hint) from error
+    with tempfile.TemporaryDirectory(prefix="fenno-kv-") as folder:
+        known = plugin.path(plugin.install(Path(folder))) if plugin.brings(model) else {}
+        quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
+        env: dict[str, str | None] = {**quiet, **offline, **known, **recipe.engine.env}
+        try:
+            done = process.run([python, str(_INSIDE / script), *words], timeout=limit, env=env)
+        except ProcessError as error:
+            raise EngineError(f"{wanted}: {error}", error.hint) from error
     line = next((text for text in done.stdout.splitlines() if text.startswith(MARK)), None)
     if line is None:
         last = (done.stderr.strip() or "it printed nothing").splitlines()[-1]

@@ -70,6 +70,22 @@ def _illegal(name: str, backend: Mapping[str, Any]) -> list[str]:
     return [f"{name} refuses {', '.join(what)}: {why}" for why, what in reasons.items()]
 
 
+def canary(found: Mapping[str, Any]) -> list[str]:
+    """What of a cache and of logits is no number, or that all of it is."""
+    layers = found["kv"].get("layers", [])
+    said = []
+    if layers:
+        token = found["kv"]["token"]
+        first = "first seen in the answer" if token is None else f"from token {token} on"
+        more = f" and {len(layers) - 1} more layer(s)" if len(layers) > 1 else ""
+        said.append(f"NaN or Inf in the KV cache of {layers[0]}{more}, {first}")
+    if found["logits"]:
+        more = f", and after {len(found['logits']) - 1} more" if len(found["logits"]) > 1 else ""
+        said.append(f"NaN or Inf in the logits after token {found['logits'][0] - 1}{more}")
+    whole = f"every number in the KV cache and the logits of {found['layers']} layers and {found['tokens']} tokens is finite"
+    return said or [whole]
+
+
 TRANSFER_HEADER = ("moved", "layout", "how", "messages", "bytes", "time", "share of the link")
 
 
