@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 from doctor_facts import CARD, GOOD, GPUS
 from doctor_stack import Environment
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 
 from fenno.doctor import checks, deepfacts, document, report, watch
 from fenno.doctor.facts import Facts, Gpus
+from fenno.doctor.inside import nvml
 
 
 def bundle(facts: Facts) -> str:
@@ -135,6 +137,8 @@ def other(**changes: Any) -> Gpus:
         (other(throttle=0x41), GPUS, ["GPU 1: hardware thermal slowdown is over"]),
         (GPUS, other(throttle=0x4), []),
         (GPUS, other(links=(1,) * 16 + (0, 0)), ["GPU 1: 16 NVLinks up, there were 18"]),
+        (other(link_errors=3), other(link_errors=8), ["GPU 1: 5 more error(s) on its NVLinks"]),
+        (GPUS, other(link_errors=3), []),
         (GPUS, other(pcie_width=(4, 16)), ["GPU 1: PCIe x4, it was x16"]),
         (GPUS, replace(GPUS, cards=(CARD,)), ["GPU 1: gone"]),
         (GPUS, None, ["NVML does not answer any more"]),
@@ -144,6 +148,19 @@ def other(**changes: Any) -> Gpus:
 )
 def test_a_change_is_told(before: Gpus | None, now: Gpus | None, said: list[str]) -> None:
     assert watch.changes(before, now) == said
+
+
+@pytest.mark.parametrize(("links", "said"), [(2, 2 * (0 + 1 + 2 + 3)), (0, "NVMLError_NotSupported")])
+def test_errors_of_all_links_are_counted_where_the_card_counts_them(
+    links: int, said: int | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def counter(handle: object, link: int, kind: int) -> int:
+        if link >= links:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return kind
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetNvLinkErrorCounter", counter)
+    assert nvml.link_errors(None) == said
 
 
 def test_an_xid_is_told_with_its_meaning() -> None:

@@ -94,6 +94,7 @@ class Card:
     numa: int | None = None
     throttle: int | None = None
     links: tuple[int, ...] = ()
+    link_errors: int | None = None
     uncorrected: int | None = None
     remap: tuple[int, int, int, int] | None = None
     power: tuple[int, int] | None = None

@@ -69,6 +69,7 @@ def card(found: Mapping[str, Any]) -> Card:
         numa=say.get("numa"),
         throttle=say.get("throttle"),
         links=tuple(state for state in say.get("nvlink_active") or () if isinstance(state, int)),
+        link_errors=say.get("link_errors"),
         uncorrected=say.get("uncorrected"),
         remap=tuple(say["remap"]) if say.get("remap") else None,
         power=_pair(say.get("power")),

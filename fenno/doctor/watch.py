@@ -69,6 +69,8 @@ def _card(before: Card, now: Card) -> list[str]:
     up = [sum(1 for state in card.links if state == 1) for card in (before, now)]
     if up[0] != up[1]:
         said.append(f"{up[1]} NVLinks up, there were {up[0]}")
+    if (now.link_errors or 0) > (before.link_errors or 0) and before.link_errors is not None:
+        said.append(f"{(now.link_errors or 0) - before.link_errors} more error(s) on its NVLinks")
     if before.pcie_width and now.pcie_width and before.pcie_width[0] != now.pcie_width[0]:
         said.append(f"PCIe x{now.pcie_width[0]}, it was x{before.pcie_width[0]}")
     return [f"GPU {now.index}: {line}" for line in said]

@@ -87,6 +87,15 @@ def fabric(handle: Any) -> int:
     return int(info.state)
 
 
+def link_errors(handle: Any) -> Any:
+    """Replays, recoveries and checksum errors on all NVLinks of a card so far; an error's name where none are counted."""
+    kinds = range(nv.NVML_NVLINK_ERROR_DL_CRC_DATA + 1)
+    every = [(link, kind) for link in range(nv.NVML_NVLINK_MAX_LINKS) for kind in kinds]
+    counts = [say(partial(nv.nvmlDeviceGetNvLinkErrorCounter, handle, link, kind)) for link, kind in every]
+    numbers = [count for count in counts if isinstance(count, int)]
+    return sum(numbers) if numbers else counts[0]
+
+
 def main() -> None:
     try:
         nv.nvmlInit()
@@ -107,6 +116,8 @@ def main() -> None:
     for index, handle in enumerate(handles):
         print(f"asking for the fabric state of GPU {index}", flush=True)
         document["gpus"][index]["fabric"] = say(partial(fabric, handle))
+        print(f"asking for the link errors of GPU {index}", flush=True)
+        document["gpus"][index]["link_errors"] = link_errors(handle)
     print(json.dumps(document), flush=True)
 
 
