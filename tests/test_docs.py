@@ -172,6 +172,11 @@ def test_the_page_of_recipes_says_of_each_what_it_says_of_itself() -> None:
     assert rows[-len(wanted) :] == wanted
 
 
+def test_of_every_recipe_the_page_of_patches_says_why_it_needs_none() -> None:
+    rows = re.findall(r"^\| (.*) \| .* \| .+ \|$", (ROOT / "patches/README.md").read_text(), re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`([\w.-]+)`", row)} >= set(recipe.embedded())
+
+
 def navigation(part: Any) -> Iterator[str]:
     if isinstance(part, str):
         yield part

@@ -174,16 +174,17 @@ def _old_layouts(config: Any, backend: Any, block: int) -> list[dict[str, Any]]:
 
 
 def _old_axes(config: Any, backend: Any, made: Any) -> dict[str, tuple[int, int]]:
-    """Axes from the backend's shape, told apart by sizes that no other axis has; none where it packs them."""
+    """Axes from the backend's shape, told apart by sizes that no other axis has; none where it packs more than keys with values."""
     probe = backend.get_kv_cache_shape(NOMINAL, 192, 7, made.head_size, config.cache_config.cache_dtype)
-    names = {NOMINAL: "B", 192: "N", 7: "H", made.head_size: "C", 2: "KV"}
-    if len(names) < 5 or not set(probe) <= set(names):
+    # From 0.26 on a token's keys and values of one head lie together.
+    names = {NOMINAL: "B", 192: "N", 7: "H", made.head_size: "C", 2 * made.head_size: "C", 2: "KV"}
+    if len(names) < 6 or not set(probe) <= set(names):
         return {}
     try:
         order = backend.get_kv_cache_stride_order()
     except (AttributeError, NotImplementedError):
         order = tuple(range(len(probe)))
-    content = made.head_size * made.dtype.itemsize
+    content = next(size for size in probe if names[size] == "C") * made.dtype.itemsize
     sizes = {"B": NOMINAL, "N": made.block_size, "H": made.num_kv_heads, "C": content, "KV": 2}
     axes, stride = {}, 1
     for name in [names[probe[index]] for index in reversed(order)]:
