@@ -2,8 +2,9 @@
 # What needs two GPUs of one host: the KV cache moved between them, `fenno doctor` beside what vLLM decides there, the contiguous cache on one of
 # them, and the plan of layouts and blocks beside engines that are really started. Every part has a limit of its own, and none spoils another.
 # usage: pair.sh RESULTS [a|c|b]
-#   a (90 s): transfers, doctor, plan, caches;  c (75 s): the same without the doctor;  b (110 s, after one of them): engines started by the plan
-#   RESULTS/a, b and c get the files; index.txt there has each part's exit code and seconds. LIMIT: seconds for all of it.
+#   a: transfers, doctor, plan, caches;  c: the same without the doctor;  b (after one of them): engines started by the plan
+#   RESULTS/a, b and c get the files; index.txt there has each part's exit code and seconds. LIMIT: seconds for all of it (180, 150 and 108;
+#   on a host that reads vLLM from a slow disk for the first time, 90 were too few: its import took a minute).
 # needs: python3 with vLLM, transformers and what fenno imports on PYTHONPATH; two GPUs with NVLink; timeout. NVLink multicast stays off.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd) part=${2:-a}
@@ -40,7 +41,7 @@ Y
 fenno=("$python" -m fenno)
 
 if [ "$part" != b ]; then
-  limit=${LIMIT:-$([ "$part" = a ] && echo 88 || echo 75)}
+  limit=${LIMIT:-$([ "$part" = a ] && echo 180 || echo 150)}
   left() { local left=$((limit - SECONDS)); [ $left -gt "$1" ] && echo $left || echo "$1"; }
   # First the links, with nothing else on the GPUs; beside them what needs the processor alone.
   run plan "$(left 15)" "${fenno[@]}" patch-kv plan whole.yaml & jobs=$!
@@ -58,6 +59,7 @@ if [ "$part" != b ]; then
   done
   run all-reduce "$(left 15)" "$python" "$root/benchmarks/kv/all_reduce.py" "$results/all-reduce.json" & jobs+=" $!"
   wait $jobs
+  [ "$(left 0)" -lt 45 ] || run bench "$(left 0)" "${fenno[@]}" patch-kv bench whole.yaml --batch 8 --tokens 256
 else
   limit=${LIMIT:-108}
   for plan in "$results"/../{c,a}/plan.out; do [ -s "$plan" ] && break; done
