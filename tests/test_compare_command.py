@@ -5,11 +5,19 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 import pytest
 from stub.harness import Done, Place, side_by_side
+
+from fenno.compare import run
+from fenno.compare.block import Arm, Making
+from fenno.load import calibration, job, raw
+from fenno.load.calibration import Timing
+from fenno.load.plan import parse, requests
 
 pytestmark = pytest.mark.scenario
 
@@ -164,3 +172,25 @@ def test_ctrl_c_ends_both_that_run_side_by_side_and_keeps_the_records(both: Call
     ended = [json.loads(path.read_text())["ended"]["how"] for path in place.folder.glob("fenno-comparisons/*/001-?/ended.json")]
     assert ended == ["interrupted"] * 2
     assert place.empty(60)
+
+
+def test_two_urls_take_turns_with_the_same_traffic_and_prompts_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    fast = Timing(ttft=0.02, itl=0.005)
+    with calibration.serving(tmp_path / "a", fast) as one, calibration.serving(tmp_path / "b", fast) as two:
+        recipes = [job.of_url(server.url, None, "completions", None) for server in (one, two)]
+        arms = [Arm(letter, recipe.name, recipe) for letter, recipe in zip("AB", recipes, strict=True)]
+        run.live(arms, Making(job.plan(recipes[0], rate=40, duration=1.0, warmup=0.2), tmp_path / "blocks"), 2, print)
+    blocks = sorted((tmp_path / "blocks").glob("*/plan.json"), key=lambda path: path.stat().st_mtime_ns)[:4]
+    assert [path.parent.name for path in blocks] == ["001-A", "001-B", "002-B", "002-A"]
+    plans = {path.parent.name: parse(path.read_text(), {}) for path in blocks}
+    assert [plans[name].seed for name in ("001-A", "001-B", "002-A", "002-B")] == [1, 1, 2, 2]
+    assert [plans[name].url for name in ("001-A", "001-B")] == [one.url, two.url]
+    prompts = {str(request.body["prompt"]) for plan in plans.values() for request in islice(requests(plan), 10)}
+    assert len(prompts) == 40
+    sent = [
+        {r.id.rpartition("-")[2]: (r.cls, r.asked_prompt, r.asked_tokens) for r in raw.records(path.parent) if r.phase == "counted"}
+        for path in blocks
+    ]
+    assert sent[0] == sent[1] != sent[2] == sent[3]
