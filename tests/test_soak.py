@@ -181,6 +181,23 @@ def test_what_fails_within_a_soak_is_called_by_its_own_name(tmp_path: Path, monk
         soak.soak(arms_of(url), Making(plan, tmp_path / "file" / "soak"), 3, print, lambda _: {})
 
 
+def test_a_round_side_by_side_is_kept_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe, rounds = job.of_url("http://127.0.0.1:8000", "m", "completions", None), list[int]()
+
+    def made(arms: list[Arm], _: Making, number: int) -> dict[str, Any]:
+        rounds.append(number)
+        return {arm.name: {**block("done"), "requests": 0, "round": len(rounds)} for arm in arms}
+
+    monkeypatch.setattr(making, "make", made)
+    its = Making(job.plan(recipe, rate=2.0, duration=10.0), tmp_path, ("0", "1"))
+    first = making.kept(arms_of(recipe, recipe), its, 0, print)
+    assert making.kept(arms_of(recipe, recipe), its, 0, print) == first
+    assert rounds == [0]
+    (tmp_path / "001-B" / "block.json").unlink()  # killed between the two
+    assert making.kept(arms_of(recipe, recipe), its, 0, print)["A"]["round"] == 2
+    assert sorted(path.name[:7] for path in tmp_path.iterdir()) == ["001-A", "001-A-e", "001-B", "001-B-e"]
+
+
 def arms_of(*recipes: Recipe) -> list[Arm]:
     return [Arm(letter, recipe.name, recipe) for letter, recipe in zip("ABC", recipes, strict=False)]
 

@@ -46,7 +46,7 @@ def soak(
         say(f"{len(found.arms[arms[0].name])} of {rounds} rounds are measured; so far in {folder / 'soak.json'}")
 
     with _alone(folder):
-        if begun := len(list(folder.glob("*/block.json"))):
+        if begun := len(list(folder.glob("???-?/block.json"))):
             say(f"going on after {begun} blocks in {folder}")
         return run.live(arms, making, rounds, say, after)
 
