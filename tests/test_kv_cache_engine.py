@@ -169,6 +169,22 @@ def keys_and_values(batch: int, tokens: int, heads: int = 2, size: int = 16) -> 
     return torch.randn(batch, heads, tokens, size), torch.randn(batch, heads, tokens, size)
 
 
+@pytest.mark.parametrize("name", ["Llama", "Gemma2"])
+def test_a_token_that_is_taken_back_is_stored_again_in_any_mode_of_torch(models: dict[str, Any], name: str) -> None:
+    import torch
+
+    model, given = models[name], prompts(2)["input_ids"]
+    cache = contiguous(model)
+    said = []
+    with torch.no_grad():
+        model(given, past_key_values=cache)
+    for mode in (torch.inference_mode, torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            said.append(model(given[:, :1], past_key_values=cache).logits.tolist())
+        cache.crop(-1)
+    assert said[1:] == said[:1] * 3
+
+
 def test_all_layers_lie_in_one_tensor_in_the_articles_order_and_a_step_concatenates_nothing(models: dict[str, Any]) -> None:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode

@@ -30,7 +30,7 @@ class Block:
         self.step = step
         self.tensor: torch.Tensor | None = None
         self._cuts: dict[int, list[tuple[torch.Tensor, ...]]] = {}  # of `_cut`: keys and values by layer, by the first token
-        self._cut: tuple[torch.Tensor | None, int, bool] = (None, 0, False)  # the tensor, where they end, in inference mode
+        self._cut: tuple[torch.Tensor | None, int] = (None, 0)  # the tensor, and where they end
 
     def cut(self, layer: int, start: int, end: int) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Views of one layer's keys [0] and values [1] from token `start` to `end`: (batch, KV heads, tokens, head size) each.
@@ -39,12 +39,12 @@ class Block:
         """
         tensor = self.tensor
         assert tensor is not None
+        # Where gradients are kept, a view must be newer than what was written before it; a compiler makes no kernel of a view.
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return tensor.select(1, layer).narrow(SEQUENCE - 1, start, end - start).transpose(1, 2)
-        mode = torch.is_inference_mode_enabled()
-        known = self._cut[0] is tensor and self._cut[1:] == (end, mode)
+        known = self._cut[0] is tensor and self._cut[1] == end
         if not known:
-            self._cut, self._cuts = (tensor, end, mode), {}
+            self._cut, self._cuts = (tensor, end), {}
         if start not in self._cuts:
             part = tensor.narrow(SEQUENCE, start, end - start).transpose(2, 3)
             self._cuts[start] = list(zip(part[0].unbind(), part[1].unbind(), strict=True))
