@@ -21,9 +21,7 @@ FORMATS = {name: name for name in ("html", "json", "csv", "parquet")} | {"vllm":
 
 
 def report(
-    runs: Annotated[
-        list[Path] | None, typer.Argument(metavar="[RUN]...", help="folders of load tests; default: the newest")
-    ] = None,
+    runs: Annotated[list[Path] | None, typer.Argument(metavar="RUN", help="folders of load tests; default: the newest")] = None,
     to: Annotated[
         str | None,
         typer.Option(help="html, json, vllm (the keys of `vllm bench serve`), prometheus; a row a request: csv, parquet"),

@@ -27,7 +27,7 @@ from fenno.errors import UsageError
 
 
 def soak(
-    names: Annotated[list[str], typer.Argument(metavar="RECIPE...", help="one to three recipes or URLs")],
+    names: Annotated[list[str], typer.Argument(metavar="RECIPE", help="one to three recipes or URLs")],
     each: Annotated[str, typer.Option(help="how long each is measured, all its blocks together: 24h")] = "24h",
     blocks: Annotated[int, typer.Option(min=3, help="into how many blocks that is cut, each after a start of its own")] = 12,
     users: UsersOption = None,
