@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -19,6 +20,7 @@ from fenno import control
 from fenno.control import Acknowledgement, Wanted
 from fenno.engine import live, plugin
 from fenno.errors import EngineError, UsageError
+from fenno.vllm_plugin import mailbox as mailboxes
 from fenno.vllm_plugin.mailbox import Mailbox
 
 
@@ -33,7 +35,7 @@ class Ranks:
 
     def answer(self) -> None:
         for rank, mailbox in enumerate(self.mailboxes):
-            if mailbox.changed():
+            if mailbox.changed(at_once=True):
                 self.wanted = mailbox.read() or self.wanted
             cap = int(self.wanted.knobs.get("max_num_active_seqs") or 32)
             counters = {"steps": 2.0, "oldest_waiting_seconds": float(rank), "cap_max_num_active_seqs": float(cap)}
@@ -191,3 +193,21 @@ def test_an_allow_list_of_plugins_gets_fennos_name(tmp_path: Path, monkeypatch: 
     assert found["PYTHONPATH"].split(os.pathsep) == [str(tmp_path), "/somewhere"]
     monkeypatch.delenv("VLLM_PLUGINS")
     assert "VLLM_PLUGINS" not in plugin.environment(tmp_path, tmp_path / "c.json")
+
+
+def test_a_busy_engine_looks_at_its_control_file_now_and_then_and_one_that_is_told_to_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [1000.0]
+    monkeypatch.setattr(mailboxes, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    path = tmp_path / "control.json"
+    busy, told = Mailbox(path), Mailbox(path)
+    assert not busy.changed()
+    control.write_wanted(path, Wanted(1, {"max_num_active_seqs": 4}))
+    assert not busy.changed(), "a look a moment ago is enough"
+    assert told.changed()
+    control.write_wanted(path, Wanted(2, {"max_num_active_seqs": 5}))
+    assert told.changed(at_once=True)
+    clock[0] += 2 * mailboxes.LOOK_SECONDS
+    assert busy.changed()
+    assert not busy.changed(at_once=True), "the same wish is none"

@@ -2,9 +2,10 @@
 
 usage: python benchmarks/scheduler/step_cost.py [--out FILE]    (the Python of an engine; about a minute)
 
-256 requests decode and 1,000 wait; none finishes, so that every step is the same work, and all have the same limit, so that
-both run the same ones: other ones lie elsewhere in memory, and that alone changes a step. Steps of the two are interleaved,
-so that whatever else the machine does falls on both. Also: one `add_request` into the queue of 1,000.
+256 requests decode and 1,000 wait, or 64 decode and none waits, as on an engine that keeps up; none finishes, so that every step is
+the same work, and all have the same limit, so that both run the same ones: other ones lie elsewhere in memory, and that alone
+changes a step. Steps of the two are interleaved, so that whatever else the machine does falls on both. Also: one `add_request` into
+the queue of 1,000.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-RUNNING, WAITING, STEPS, BLOCKS = 256, 1000, 400, 20_000
+SEATS, STEPS, BLOCKS = 256, 400, 20_000
+# Running, waiting.
+LOADS = ((256, 1000), (64, 0))
 
 
 def scheduler(cls: type, policy: str, model: Any) -> Any:
@@ -31,7 +34,7 @@ def scheduler(cls: type, policy: str, model: Any) -> Any:
     from vllm.v1.structured_output import StructuredOutputManager
 
     limits = SchedulerConfig(
-        max_model_len=4096, is_encoder_decoder=False, max_num_batched_tokens=2048, max_num_seqs=RUNNING, policy=policy
+        max_model_len=4096, is_encoder_decoder=False, max_num_batched_tokens=2048, max_num_seqs=SEATS, policy=policy
     )
     config = VllmConfig(
         model_config=model, cache_config=CacheConfig(block_size=16, enable_prefix_caching=False), scheduler_config=limits
@@ -70,34 +73,35 @@ def step(scheduler: Any) -> float:
     return spent + time.thread_time() - started
 
 
-def compare(plain: Any, ours: Any) -> dict[str, float]:
+def compare(plain: Any, ours: Any, running: int, waiting: int) -> dict[str, float]:
     """Medians of interleaved steps, and of adding a request, in microseconds; `step_ratio` is the median of neighbours."""
     both = (plain, ours)
     for one in both:
         dice = random.Random(0)
-        for number in range(RUNNING + WAITING):
+        for number in range(running + waiting):
             one.add_request(request(str(number), dice))
         for _ in range(20):
             step(one)
-        assert one.get_request_counts() == (RUNNING, WAITING)
+        assert one.get_request_counts() == (running, waiting)
     steps: tuple[list[float], list[float]] = ([], [])
     adds: tuple[list[float], list[float]] = ([], [])
     for number in range(STEPS):
         for which in (0, 1) if number % 2 else (1, 0):
             steps[which].append(step(both[which]))
-        new = [request(f"new{number}", random.Random(number)) for _ in both]
-        for which in (0, 1):
+        new = [request(f"new{number}", random.Random(number)) for _ in both] if waiting else []
+        for which in range(len(new)):
             started = time.thread_time()
             both[which].add_request(new[which])
             adds[which].append(time.thread_time() - started)
-    middle = [statistics.median(values) * 1e6 for values in (*steps, *adds)]
-    return {
-        "plain_step_us": round(middle[0], 1),
-        "fenno_step_us": round(middle[1], 1),
-        "step_ratio": round(statistics.median(o / p for p, o in zip(*steps, strict=True)), 4),
-        "plain_add_us": round(middle[2], 2),
-        "fenno_add_us": round(middle[3], 2),
-    }
+    found = {f"{whose}_step_us": middle(values, 1) for whose, values in zip(("plain", "fenno"), steps, strict=True)}
+    found["step_ratio"] = round(statistics.median(o / p for p, o in zip(*steps, strict=True)), 4)
+    if waiting:
+        found |= {f"{whose}_add_us": middle(values, 2) for whose, values in zip(("plain", "fenno"), adds, strict=True)}
+    return found
+
+
+def middle(seconds: list[float], digits: int) -> float:
+    return round(statistics.median(seconds) * 1e6, digits)
 
 
 def main() -> None:
@@ -127,17 +131,16 @@ def main() -> None:
         "cores": os.cpu_count(),
         "vllm": vllm.__version__,
         "fenno": fenno.__version__,
-        "running": RUNNING,
-        "waiting": WAITING,
         "steps": STEPS,
     }
     for base in (Scheduler, AsyncScheduler):
         # Under fenno the start's policy does not matter: token_aware is compared with vLLM's heap, fcfs with its deque.
         for policy, wanted in (("priority", "token_aware"), ("fcfs", "fcfs")):
             control.write_wanted(folder / "control.json", control.Wanted(2, {"policy": wanted}))
-            row = compare(scheduler(base, policy, model), scheduler(steered(base), policy, model))
-            found[f"{base.__name__} {wanted}"] = row
-            print(base.__name__, wanted, row, flush=True)
+            for running, waiting in LOADS:
+                row = compare(scheduler(base, policy, model), scheduler(steered(base), policy, model), running, waiting)
+                found[f"{base.__name__} {wanted}, {running} running, {waiting} waiting"] = row
+                print(base.__name__, wanted, running, waiting, row, flush=True)
     out.write_text(json.dumps(found, indent=1) + "\n")
 
 

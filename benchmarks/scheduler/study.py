@@ -28,8 +28,8 @@ from typing import Any
 
 import yaml
 
-from fenno import machine, recipe
-from fenno.engine import dummy
+from fenno import control, machine, recipe
+from fenno.engine import dummy, live
 from fenno.load import endpoint, job
 from fenno.load import run as load
 from fenno.load.client import rank
@@ -138,6 +138,7 @@ class Study:
     def trial(self, name: str, part: Part, rate: float, seed: int, arm: str) -> None:
         began = time.monotonic()
         self.seat.move({**part.limits, **part.arms[arm]})
+        before = self.counters()
         plan = dataclasses.replace(
             part.traffic(self.seat.fitted),
             rate=rate,
@@ -147,9 +148,17 @@ class Study:
             seed=seed,
         )
         one = self.measured(plan)
+        live.settle(self.seat.engine.url)
+        one["scheduler"] = {name: value - before.get(name, 0) for name, value in self.counters().items()}
         self.found["trials"].append({"part": name, "arm": arm, "seed": seed, **one})
         self.save()
         Said().say(f"{name}, {arm}, seed {seed} ({time.monotonic() - began:.0f} s): {shown(one)} {'; '.join(one['reasons'])}")
+
+    def counters(self) -> dict[str, float]:
+        """What the scheduler has counted so far; of an engine that has just been settled."""
+        assert self.seat.engine.control
+        counted = live.merge(control.read_acknowledgements(self.seat.engine.control)).counters
+        return {name: value for name, value in counted.items() if not name.startswith("cap_")}
 
     def measured(self, plan: Plan) -> dict[str, Any]:
         """`fenno loadtest`'s document of one run, less what every run of the study shares, and every TTFT."""

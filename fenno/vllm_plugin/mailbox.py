@@ -1,4 +1,4 @@
-"""The engine's end of the control file: one `stat` a step, and never an exception into the engine."""
+"""The engine's end of the control file: at most one `stat` a step, and never an exception into the engine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from fenno.control import Acknowledgement, Wanted
 log = logging.getLogger("vllm.fenno")
 
 ANSWER_SECONDS = 1.0
+# A `stat` gives up Python's lock, and an engine core's other threads may keep it for a tenth of a millisecond.
+LOOK_SECONDS = 0.05
 
 
 class Mailbox:
@@ -22,7 +24,7 @@ class Mailbox:
         self.path = path
         self.problem = ""
         self._seen: tuple[int, int, int] | None = None
-        self._answered = 0.0
+        self._answered = self._looked = 0.0
 
     @staticmethod
     def of_environment() -> Mailbox | None:
@@ -30,8 +32,13 @@ class Mailbox:
         path = os.environ.get(control.VARIABLE)
         return Mailbox(Path(path)) if path else None
 
-    def changed(self) -> bool:
-        """Whether there is a file that was not there before. A rename gives a new inode, so that no clock is needed."""
+    def changed(self, at_once: bool = False) -> bool:
+        """Whether there is a file that was not there before; False if the last look was just now, unless `at_once`. A rename gives
+        a new inode, so that no clock is needed to tell."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_SECONDS and not at_once:
+            return False
+        self._looked = now
         try:
             found = self.path.stat()
         except OSError:

@@ -113,7 +113,7 @@ class Steered(Scheduler):  # type: ignore[misc]
         """Obey the control file if it has changed, and answer then or when asked to."""
         if not self._mailbox:
             return
-        changed = self._mailbox.changed()
+        changed = self._mailbox.changed(at_once=answer)
         wanted = self._mailbox.read() if changed else None
         if wanted:
             self._obey(wanted)

@@ -64,7 +64,7 @@ class Protocol:
                 text = text.replace('num_requests_running{engine="0"} 0.0', 'num_requests_running{engine="0"} 1.0')
             plain(writer, text, "text/plain; version=0.0.4")
         elif path == "/reset_prefix_cache" and method == "POST":
-            self.simulator.look()
+            self.simulator.look(at_once=True)
             self.simulator.answer()
             plain(writer, json.dumps({"success": not self.simulator.running}))
         else:

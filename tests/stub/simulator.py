@@ -154,9 +154,9 @@ class Simulator:
             self.histograms["request_decode_time_seconds"].add(now - request.first)
             self.histograms["e2e_request_latency_seconds"].add(now - request.arrived)
 
-    def look(self) -> None:
+    def look(self, at_once: bool = False) -> None:
         """Obey the control file if it has changed."""
-        if not self.mailbox or not self.mailbox.changed():
+        if not self.mailbox or not self.mailbox.changed(at_once):
             return
         wanted = self.mailbox.read()
         if wanted:
