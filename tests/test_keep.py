@@ -6,14 +6,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import doctor_facts
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fenno import process, recipe
-from fenno.engine import command, server
+from fenno.doctor import modelfacts
+from fenno.engine import command, dummy, server
 from fenno.errors import RecipeError, UsageError
 from fenno.machine import Gpu
 from fenno.recipe import Recipe, Serve
@@ -183,6 +186,29 @@ def test_a_model_folder_that_is_none_is_found_before_the_start(tmp_path: Path) -
     assert "literally" in (server.model_fault(parsed(model="~/model").engine) or "")
     (tmp_path / "config.json").write_text("{}")
     assert server.model_fault(parsed(model=str(tmp_path)).engine) is None
+
+
+def test_what_has_no_room_whatever_is_left_out_is_refused_before_the_start(tmp_path: Path) -> None:
+    wide = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
+    (tmp_path / "config.json").write_text(json.dumps({**dummy.LLAMA3_8B, **wide}))
+    facts = replace(doctor_facts.GOOD, model=modelfacts.read(str(tmp_path), tmp_path))
+
+    def refusal(gpus: int, space: str = "", **flags: object) -> str | None:
+        engine = {"model": str(tmp_path), "flags": flags, "env": {"VLLM_CPU_KVCACHE_SPACE": space}}
+        chosen = recipe.parse(json.dumps({"name": "one", "engine": engine, "host": {"gpus": gpus}}), "test")
+        try:
+            preflight.fitting(chosen, facts)
+        except RecipeError as error:
+            return f"{error} ({error.hint})"
+        return None
+
+    said = refusal(1) or ""
+    assert "131.4 GiB of weights and 2.5 GiB of KV cache" in said and "128.6 GiB" in said and "tensor-parallel-size 2" in said
+    assert refusal(1, quantization="fp8") is None
+    assert refusal(2, **{"tensor-parallel-size": 2}) is None
+    assert refusal(1, **{"cpu-offload-gb": 60}) is None, "not all of it lies on the GPU"
+    assert refusal(1, quantization="of-tomorrow") is None, "the engine has the last word"
+    assert "1000000.0 GiB of KV cache" in (refusal(0, space="1000000") or "")
 
 
 def test_listening_to_everybody_without_a_key_is_said(tmp_path: Path) -> None:

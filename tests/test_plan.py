@@ -256,6 +256,21 @@ def test_what_does_not_fit_says_what_would() -> None:
         assert at(LLAMA_70B, "A100-80G", size, **flags)[1].fits
 
 
+def test_what_fails_by_allowances_alone_is_not_called_impossible() -> None:
+    """Allowances may be too large; weights and one sequence are exact."""
+
+    def impossible(config: Config, kind: str, **flags: Any) -> tuple[bool, bool]:
+        setting, found = at(config, kind, 1, **flags)
+        return found.fits, fit.impossible(shape.read(config), setting, found)
+
+    assert impossible(LLAMA_70B, "H200") == (False, True), "131 GiB of weights"
+    assert impossible(LLAMA_8B, "H200") == (True, False)
+    long = {**LLAMA_8B, "max_position_embeddings": 131072}
+    lengths = range(16384, 131073, 1024)
+    found = [impossible(long, "RTX4090", max_model_len=length) for length in lengths]
+    assert [*dict.fromkeys(found)] == [(True, False), (False, False), (False, True)]
+
+
 def test_a_shorter_context_that_is_proposed_is_the_longest_that_fits() -> None:
     long = {**LLAMA_8B, "max_position_embeddings": 131072}
     setting, found = at(long, "RTX4090")

@@ -133,6 +133,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     # Grok-2 itself, as fenno's plugin serves it.
     "grok2-tiny": grok2(Size(layers=4, hidden=256, heads=8, kv_heads=1, head=32, expert=512, shared=1024), "float32"),
     "grok2-9b": _grok2(4096, 20, 32, 8, 128, 4096, "bfloat16"),
+    "grok2-12b": grok2(Size(20, 4096, 32, 8, 128, expert=4096, shared=8192), "bfloat16") | {"vocab_size": 131072},
     "llama3-8b": LLAMA3_8B,
 }
 SPECIAL = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|system|>")

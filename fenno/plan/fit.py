@@ -228,6 +228,13 @@ def fit(shape: Shape, at: Setting, device: Device, gpus: int) -> Fit:
     return Fit(limit, held, also, room, sequence, sequences, max(lacks, room - left if at.reserved is not None else 0, 0))
 
 
+def impossible(shape: Shape, at: Setting, found: Fit) -> bool:
+    """Whether weights and one sequence of full length have no room even if all allowances were nothing."""
+    room = found.limit - sum(found.weights.values())
+    reserved = room if at.reserved is None else at.reserved
+    return reserved > room or cache(shape, at, reserved)[1] < 1
+
+
 def ways(shape: Shape, at: Setting, device: Device, gpus: int) -> list[str]:
     """What would make it fit, each alone, in flags; the first that cost no quality."""
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from fenno import machine
+from fenno import machine, units
 from fenno.doctor import checks, gather
+from fenno.doctor.facts import Facts
 from fenno.engine import command, server
-from fenno.errors import RecipeError
+from fenno.errors import RecipeError, UsageError
+from fenno.plan import fit, gpus, make
 from fenno.recipe import Engine, Recipe
+from fenno.tune import memory
 
 OPEN = ("127.0.0.1", "localhost", "::1")
+# With one of these the model is not what its config says, or not all of it lies on the GPUs.
+OTHERWISE = {"cpu-offload-gb", "hf-overrides", "hf-config-path", "load-format=bitsandbytes"}
 
 
 def check(recipe: Recipe) -> list[str]:
@@ -19,7 +25,49 @@ def check(recipe: Recipe) -> list[str]:
         raise RecipeError(f"recipe {recipe.name}: {missing}", "serve it on such a host, or change `host` in the recipe")
     if (fault := server.model_fault(recipe.engine)) is not None:
         raise RecipeError(f"recipe {recipe.name}: {fault}", "`engine.model` is a folder, a Hub id (owner/name), or dummy:NAME")
-    return [*doctor(recipe), *exposed(recipe.engine)]
+    if recipe.engine.model is None:
+        return exposed(recipe.engine)
+    facts = gather.facts(recipe)
+    fitting(recipe, facts)
+    return [*doctor(facts), *exposed(recipe.engine)]
+
+
+def fitting(recipe: Recipe, facts: Facts) -> None:
+    """Raise `RecipeError` where weights and one request have no room here, allowances or not: vLLM finds that out after minutes."""
+    plan = planned(recipe, facts)
+    if plan and plan["impossible"]:
+        ways = "; ".join(plan["ways"]) or "no single change: `fenno plan` says what lies where"
+        raise RecipeError(f"recipe {recipe.name}: {_too_large(plan)}", f"what would make it fit, each alone: {ways}")
+
+
+def _too_large(plan: dict[str, Any]) -> str:
+    cache, sizes = plan["cache"], (sum(plan["weights"].values()), plan["cache"]["least"], plan["limit"])
+    weights, least, limit = map(units.show_memory, sizes)
+    what = f"{least} of KV cache (one request has {cache['longest']} tokens)"
+    return f"{weights} of weights and {what} do not fit into the {limit} that the engine has of one {plan['device']['name']}"
+
+
+def planned(recipe: Recipe, facts: Facts) -> dict[str, Any] | None:
+    """What `fenno plan` says of the recipe on this host; None where model or device are not known, or cannot be reckoned with."""
+    host = recipe.host
+    given = {*recipe.engine.flags, *(f"{name}={value}" for name, value in recipe.engine.flags.items())}
+    if not (facts.model and facts.model.config) or given & OTHERWISE:
+        return None
+    cards = facts.gpus.cards if facts.gpus else ()
+    if "gpus" in host.model_fields_set and not host.gpus:
+        device, count = gpus.Device("CPU", machine.memory_limit()), 0
+    elif cards:
+        least = min(cards, key=lambda card: card.memory)
+        device, count = gpus.like(least.name, least.memory), recipe.engine.ranks
+    else:
+        return None
+    # Without the share of memory that a target leaves: what is served has the flags' own.
+    flags = {memory.FLAG: fit.UTILIZATION, **recipe.engine.flags}
+    recipe = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"flags": flags})})
+    try:
+        return make.make(recipe, facts.model.config, device, count)
+    except (UsageError, ValueError):
+        return None
 
 
 def exposed(engine: Engine) -> list[str]:
@@ -34,13 +82,10 @@ def exposed(engine: Engine) -> list[str]:
     return said
 
 
-def doctor(recipe: Recipe) -> list[str]:
+def doctor(facts: Facts) -> list[str]:
     """What `fenno doctor` calls a failure for this recipe on this host. Told and not obeyed: the start itself has the last word."""
-    if recipe.engine.model is None:
-        return []
-    results = checks.run(checks.CHECKS, gather.facts(recipe))
     return [
         f"doctor: {check.id}: {finding.found}\n  {finding.fix or check.fix}"
-        for check, finding in results
+        for check, finding in checks.run(checks.CHECKS, facts)
         if finding.status == "fail"
     ]
