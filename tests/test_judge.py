@@ -1,6 +1,7 @@
 """From figures to judgements, from trials of rates to a capacity: pure."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,8 +12,9 @@ from fenno.recipe import Targets
 from fenno.tune import capacity
 from fenno.tune.capacity import Bracket
 from fenno.tune.judge import Figure, judge
-from fenno.tune.propose import Limit
+from fenno.tune.propose import Limit, Load, Tried, by_rule, diagnose
 from fenno.tune.run import hopeless, out_of_memory
+from fenno.tune.space import BUDGET, CAP, POLICY, Space
 
 RATE = Targets(qps=40.0)
 
@@ -96,3 +98,30 @@ def test_a_memory_target_that_is_missed_is_the_limit() -> None:
     over = judge(targets, {"qps": Figure(8.0), "memory_share": Figure(0.91)}, steady=True)
     assert out_of_memory(over) == Limit("memory", "memory_share 91.0 %, target 85.0 %: missed")
     assert out_of_memory(judge(targets, {"qps": Figure(8.0), "memory_share": Figure(0.81)}, steady=True)) is None
+
+
+WHERE = Space(
+    {BUDGET: (2048, 8192), CAP: (128, 256, 512, 1024), POLICY: ("fcfs", "token_aware")}, {BUDGET: 8192, CAP: 1024, POLICY: "fcfs"}
+)
+
+
+def test_an_http_process_that_takes_a_whole_core_is_the_limit_whatever_the_counts_say() -> None:
+    agreed = Load(running=177, waiting=0, in_flight=177, engine_ttft=0.4, client_ttft=0.45)
+    assert diagnose(agreed, WHERE.defaults).name == "compute"
+    found = diagnose(replace(agreed, server_cpu=1.04), WHERE.defaults)
+    assert (found.name, found.running, found.waiting) == ("front end", 177, 0) and "1.04 processor cores" in found.evidence
+    assert diagnose(replace(agreed, server_cpu=0.5), WHERE.defaults).name == "compute"
+
+
+def test_no_rule_moves_a_knob_that_would_change_nothing_under_the_load_that_was_seen() -> None:
+    def asked(running: float | None, waiting: float | None) -> list[tuple[str, object]]:
+        seen, found = [Tried(dict(WHERE.defaults), 2.0, Limit("compute", "", running, waiting))], []
+        while (proposal := by_rule(seen[:1], WHERE, [t.point for t in seen])) is not None:
+            seen.append(Tried(proposal.point, 2.0, Limit("compute", "")))
+            found.append(next((k, v) for k, v in proposal.point.items() if v != WHERE.defaults[k]))
+        return found
+
+    assert asked(177, 0) == [(CAP, 128), (BUDGET, 2048)], "larger caps do not reach what ran, and nothing waits to be ordered"
+    assert asked(90, 2) == [(POLICY, "token_aware"), (BUDGET, 2048)]
+    assert asked(900, 2)[0] == (CAP, 512)
+    assert asked(None, None)[0] == (CAP, 512), "a version that does not say"

@@ -51,7 +51,8 @@ class Histogram:
 @dataclass(frozen=True, slots=True)
 class Metrics:
     """One scrape. Gauges: running, waiting (requests), kv_cache_usage (0..1). The rest has grown since the engine's start:
-    counters of requests or tokens, and histograms in seconds (iteration_tokens_total: tokens a step)."""
+    counters of requests or tokens, seconds of processor that the one HTTP process took (absent where there are several), and
+    histograms in seconds (iteration_tokens_total: tokens a step)."""
 
     running: float | None = None
     waiting: float | None = None
@@ -62,6 +63,7 @@ class Metrics:
     prefix_cache_queries: float | None = None
     prefix_cache_hits: float | None = None
     requests_finished: float | None = None
+    process_cpu_seconds: float | None = None
     time_to_first_token_seconds: Histogram | None = None
     request_queue_time_seconds: Histogram | None = None
     request_prefill_time_seconds: Histogram | None = None
@@ -82,6 +84,7 @@ COUNTERS = {
     "vllm:prefix_cache_queries": "prefix_cache_queries",
     "vllm:prefix_cache_hits": "prefix_cache_hits",
     "vllm:request_success": "requests_finished",
+    "process_cpu_seconds": "process_cpu_seconds",
 }
 HISTOGRAMS = {
     "vllm:time_to_first_token_seconds": "time_to_first_token_seconds",

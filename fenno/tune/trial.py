@@ -268,6 +268,7 @@ def engine_load(samples: Sequence[Sample], records: Sequence[Record], in_flight:
         return Load()
     grown = metrics.delta(samples[0].metrics, samples[-1].metrics)
     good = [r.ttft for r in records if r.ok]
+    seconds = samples[-1].at - samples[0].at
     return Load(
         running=_mean(s.metrics.running for s in samples),
         waiting=_mean(s.metrics.waiting for s in samples),
@@ -277,6 +278,7 @@ def engine_load(samples: Sequence[Sample], records: Sequence[Record], in_flight:
         engine_ttft=grown.time_to_first_token_seconds.mean if grown.time_to_first_token_seconds else None,
         client_ttft=statistics.fmean(good) if good else None,
         in_flight=in_flight,
+        server_cpu=grown.process_cpu_seconds / seconds if grown.process_cpu_seconds is not None and seconds > 0 else None,
     )
 
 
