@@ -12,7 +12,7 @@ from fenno.recipe import Targets
 from fenno.tune import capacity
 from fenno.tune.capacity import Bracket
 from fenno.tune.judge import Figure, judge
-from fenno.tune.propose import Limit, Load, Tried, by_rule, diagnose
+from fenno.tune.propose import Limit, Load, diagnose
 from fenno.tune.run import hopeless, out_of_memory
 from fenno.tune.space import BUDGET, CAP, POLICY, Space
 
@@ -109,19 +109,5 @@ def test_an_http_process_that_takes_a_whole_core_is_the_limit_whatever_the_count
     agreed = Load(running=177, waiting=0, in_flight=177, engine_ttft=0.4, client_ttft=0.45)
     assert diagnose(agreed, WHERE.defaults).name == "compute"
     found = diagnose(replace(agreed, server_cpu=1.04), WHERE.defaults)
-    assert (found.name, found.running, found.waiting) == ("front end", 177, 0) and "1.04 processor cores" in found.evidence
+    assert found.name == "front end" and "1.04 processor cores" in found.evidence
     assert diagnose(replace(agreed, server_cpu=0.5), WHERE.defaults).name == "compute"
-
-
-def test_no_rule_moves_a_knob_that_would_change_nothing_under_the_load_that_was_seen() -> None:
-    def asked(running: float | None, waiting: float | None) -> list[tuple[str, object]]:
-        seen, found = [Tried(dict(WHERE.defaults), 2.0, Limit("compute", "", running, waiting))], []
-        while (proposal := by_rule(seen[:1], WHERE, [t.point for t in seen])) is not None:
-            seen.append(Tried(proposal.point, 2.0, Limit("compute", "")))
-            found.append(next((k, v) for k, v in proposal.point.items() if v != WHERE.defaults[k]))
-        return found
-
-    assert asked(177, 0) == [(CAP, 128), (BUDGET, 2048)], "larger caps do not reach what ran, and nothing waits to be ordered"
-    assert asked(90, 2) == [(POLICY, "token_aware"), (BUDGET, 2048)]
-    assert asked(900, 2)[0] == (CAP, 512)
-    assert asked(None, None)[0] == (CAP, 512), "a version that does not say"

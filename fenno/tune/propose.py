@@ -6,7 +6,7 @@ A rule moves one knob of the best point so far; where no rule speaks, the study'
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from fenno.recipe import Scalar
 from fenno.tune import space as spaces
@@ -30,12 +30,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Limit:
-    """What holds a point back, and the evidence in one sentence; the requests that ran and waited, where the engine said so."""
+    """What holds a point back, and the evidence in one sentence."""
 
     name: str
     evidence: str
-    running: float | None = None
-    waiting: float | None = None
 
 
 @dataclass(frozen=True)
@@ -63,10 +61,6 @@ BUSY = 0.9
 
 def diagnose(load: Load, point: spaces.Point) -> Limit:
     """The binding limit of a point under its load."""
-    return replace(_binding(load, point), running=load.running, waiting=load.waiting)
-
-
-def _binding(load: Load, point: spaces.Point) -> Limit:
     waiting, running = load.waiting or 0.0, load.running or 0.0
     if (load.preemptions or 0) > 0 or (load.kv_usage or 0.0) > 0.95:
         return Limit("kv", f"the KV cache was {100 * (load.kv_usage or 0):.0f} % full, {load.preemptions or 0:.0f} preemptions")
@@ -115,27 +109,20 @@ def by_rule(tried: Sequence[Tried], space: Space, seen: Sequence[spaces.Point] =
     seen = [*seen, *(t.point for t in tried)]
     for best in sorted(tried, key=lambda t: t.score)[:2]:
         for knob, up in _MOVES.get(best.limit.name, ()):
-            for value in _moves(space, best, knob, up):
+            for value in _moves(space, best.point, knob, up):
                 point = {**best.point, knob: value}
                 if point not in seen and spaces.legal(point):
                     return Proposal(point, f"{best.limit.name}: {best.limit.evidence}; {_REASONS[knob, up]}")
     return None
 
 
-def _moves(space: Space, best: Tried, knob: str, up: bool | None) -> list[Scalar]:
-    """Where `knob` of a point can go: only where that makes a difference under what was seen to run and to wait."""
+def _moves(space: Space, point: spaces.Point, knob: str, up: bool | None) -> list[Scalar]:
     if knob not in space.values:
         return []
-    here, limit = best.point.get(knob), best.limit
     if up is None:
-        # Without a queue there is nothing to order.
-        queue = limit.waiting is None or limit.waiting >= 1
-        return [value for value in space.values[knob] if value != here] if queue else []
-    beyond = space.neighbours(knob, here, up)
-    if (knob, up) == (CAP, False) and limit.running is not None:
-        beyond = [value for value in beyond if isinstance(value, int) and value < limit.running]
+        return [value for value in space.values[knob] if value != point.get(knob)]
     # One knob is moved at most two steps at a time: half way first, then on.
-    return beyond[:2]
+    return space.neighbours(knob, point.get(knob), up)[:2]
 
 
 # By limit: which flags that need a start can help; every other flag of the recipe comes after these.
