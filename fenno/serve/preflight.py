@@ -15,8 +15,11 @@ from fenno.recipe import Engine, Recipe
 from fenno.tune import memory
 
 OPEN = ("127.0.0.1", "localhost", "::1")
-# With one of these the model is not what its config says, or not all of it lies on the GPUs.
-OTHERWISE = {"cpu-offload-gb", "hf-overrides", "hf-config-path", "load-format=bitsandbytes"}
+# With one of these the model is not what its config says, not all of it lies on the GPUs, or the engine takes a length that fits.
+OTHERWISE = {
+    *("cpu-offload-gb", "hf-overrides", "hf-config-path", "load-format=bitsandbytes", "num-gpu-blocks-override"),
+    *("max-model-len=auto", "max-model-len=-1"),
+}
 
 
 def check(recipe: Recipe) -> list[str]:
@@ -57,8 +60,9 @@ def planned(recipe: Recipe, facts: Facts) -> dict[str, Any] | None:
     if "gpus" in host.model_fields_set and not host.gpus:
         device, count = gpus.Device("CPU", machine.memory_limit()), 0
     elif cards:
-        least = min(cards, key=lambda card: card.memory)
-        device, count = gpus.like(least.name, least.memory), recipe.engine.ranks
+        # Which of them it will be given is not known: what the largest cannot hold none can.
+        largest = max(cards, key=lambda card: card.memory)
+        device, count = gpus.like(largest.name, largest.memory), recipe.engine.ranks
     else:
         return None
     # Without the share of memory that a target leaves: what is served has the flags' own.
@@ -66,8 +70,8 @@ def planned(recipe: Recipe, facts: Facts) -> dict[str, Any] | None:
     recipe = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"flags": flags})})
     try:
         return make.make(recipe, facts.model.config, device, count)
-    except (UsageError, ValueError):
-        return None
+    except (UsageError, LookupError, TypeError, ValueError):
+        return None  # a config or flag that only the engine understands
 
 
 def exposed(engine: Engine) -> list[str]:
