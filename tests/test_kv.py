@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stub.harness import ENGINE
 
 from fenno import recipe
-from fenno.errors import RecipeError
-from fenno.kv import layout, plan, words
+from fenno.engine.inside import canary, kvcache
+from fenno.errors import EngineError, RecipeError
+from fenno.kv import ask, layout, plan, words
 from fenno.kv import settings as written
+from fenno.vllm_plugin import grok_versions
 
 LAYOUTS = ("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC")
 
@@ -159,15 +165,103 @@ def test_a_pair_that_was_asked_for_is_judged_by_the_engines_words() -> None:
 @pytest.mark.parametrize(
     ("kv", "logits", "says"),
     [
-        ({}, [], ["every number in the KV cache and the logits of 4 layers and 63 tokens is finite"]),
-        ({"layers": ["a", "b"], "token": 20}, [], ["NaN or Inf in the KV cache of a and 1 more layer(s), from token 20 on"]),
-        ({"layers": ["b"], "token": None}, [], ["NaN or Inf in the KV cache of b, first seen in the answer"]),
-        ({}, [48, 50], ["NaN or Inf in the logits after token 47, and after 1 more"]),
+        ({}, {}, ["every number in the KV cache and the logits of 4 layers and 63 tokens is finite"]),
+        (
+            {"layers": ["a", "b"], "token": 20},
+            {},
+            ["NaN or Inf in the KV cache of a and 1 more layer(s), from token 20 on (the first is 0)"],
+        ),
+        ({"layers": ["b"], "token": None}, {}, ["NaN or Inf in the KV cache of b, first seen in the answer"]),
+        ({}, {"tokens": [47, 49]}, ["NaN or Inf in the logits after token 47 (the first is 0), and after 1 more"]),
+        ({}, {"tokens": []}, ["NaN or Inf in the logits of the answer"]),
     ],
 )
-def test_what_the_canary_found_is_said_by_layer_and_token(kv: dict[str, Any], logits: list[int], says: list[str]) -> None:
+def test_what_the_canary_found_is_said_by_layer_and_token(kv: dict[str, Any], logits: dict[str, Any], says: list[str]) -> None:
     found = {"version": "0.32.0", "layers": 4, "tokens": 63, "kv": kv, "logits": logits}
     assert words.canary(found) == says
+
+
+def test_layers_of_later_pipeline_stages_are_named_and_counted_each_once() -> None:
+    first, last = ["layers.0", "layers.1"], ["layers.2", "layers.3"]
+    ranks = [
+        {"layers": first, "bad": [], "logits": []},
+        {"layers": first, "bad": ["layers.1"], "logits": []},
+        {"layers": last, "bad": last, "logits": [True, False]},
+        {"layers": last, "bad": ["layers.3"], "logits": []},
+    ]
+    assert canary.layers(ranks) == [*first, *last]
+    assert canary.layers(ranks, "bad") == ["layers.1", *last]
+    assert canary.steps(ranks) == [True, False]
+
+
+def test_the_canarys_engine_is_one_replica_whatever_the_recipe_says_of_the_others() -> None:
+    others = {"data_parallel_size": 4, "data_parallel_size_local": 2, "data_parallel_hybrid_lb": True}
+    usual = {"data_parallel_size": 1, "data_parallel_size_local": None, "data_parallel_hybrid_lb": False}
+    kept = {"data_parallel_of_another_version": 1, "tensor_parallel_size": 2}
+    args = argparse.Namespace(**others, **kept)
+    canary.alone(args, argparse.Namespace(**usual, tensor_parallel_size=1))
+    assert vars(args) == {**usual, **kept}
+
+
+@pytest.mark.parametrize(("limit", "size", "count"), [(8192, 48, 16), (40, 24, 16), (16, 8, 8), (2, 1, 1), (1, 1, 1)])
+def test_a_prompt_and_its_answer_fit_a_short_model(limit: int, size: int, count: int) -> None:
+    assert canary.lengths(limit) == (size, count)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (2, 9000, 16, 8, 128),  # keys and values first, as vLLM had it up to 0.25
+        (9000, 2, 16, 8, 128),
+        (9000, 8, 16, 256),
+        (3, 5, 2**25 + 1),
+        (7,),
+        (0, 8, 16),
+    ],
+)
+def test_a_cache_is_looked_at_in_pieces_that_cover_it_whichever_axis_is_long(shape: tuple[int, ...]) -> None:
+    pieces = list(canary.pieces(shape))
+    spans = [[(cut.start, min(cut.stop, size)) for cut, size in zip(piece, shape, strict=True)] for piece in pieces]
+    volumes = [math.prod(end - start for start, end in span) for span in spans]
+    assert len(pieces) == len(set(map(tuple, spans)))
+    assert sum(volumes) == math.prod(shape)
+    assert all(volume <= canary.PIECE for volume in volumes)
+    assert len(pieces) <= 4 * math.prod(shape) / canary.PIECE + 15
+
+
+class OldBackend:
+    """The shape of a cache as FLASH_ATTN of vLLM 0.24 has it, which refuses a block that is no multiple of 16."""
+
+    together = False  # keys and values of a head, as from 0.26 on
+
+    @classmethod
+    def get_kv_cache_shape(cls, blocks: int, block: int, heads: int, size: int, dtype: str) -> tuple[int, ...]:
+        assert block % 16 == 0
+        return (blocks, block, heads, 2 * size) if cls.together else (blocks, 2, block, heads, size)
+
+    @classmethod
+    def get_kv_cache_stride_order(cls) -> tuple[int, ...]:
+        return (0, 2, 1, 3) if cls.together else (0, 1, 3, 2, 4)
+
+
+class Together(OldBackend):
+    together = True
+
+
+@pytest.mark.parametrize("size", [64, 80, 96, 112, 128, 192, 256, 576])
+@pytest.mark.parametrize("backend", [OldBackend, Together])
+def test_the_axes_of_an_old_cache_are_told_apart_for_heads_of_any_size(backend: type[OldBackend], size: int) -> None:
+    config = SimpleNamespace(
+        cache_config=SimpleNamespace(cache_dtype="auto"),
+        model_config=SimpleNamespace(get_num_layers=lambda parallel: 4),
+        parallel_config=None,
+    )
+    made = SimpleNamespace(head_size=size, num_kv_heads=2, block_size=16, dtype=SimpleNamespace(itemsize=2))
+    content = 2 * size * (2 if backend.together else 1)
+    page = 2 * 16 * 2 * size * 2
+    pair = {} if backend.together else {"KV": (2, page // 2)}
+    wanted = {"C": (content, 1), "N": (16, content), "H": (2, 16 * content), **pair, "B": (kvcache.NOMINAL, page)}
+    assert kvcache._old_axes(config, backend, made) == {**wanted, "L": (4, kvcache.NOMINAL * page)}
 
 
 def test_the_table_has_a_row_for_every_legal_pair_and_marks_the_present_one() -> None:
@@ -179,6 +273,61 @@ def test_the_table_has_a_row_for_every_legal_pair_and_marks_the_present_one() ->
     told = "\n".join(words.lines(made))
     assert "FLASH_ATTN refuses blocks of 8: no such block" in told
     assert "FLASH_ATTN refuses LHBNC, BHLNC: no such layout" in told
+
+
+def stand_in(folder: Path, **says: str) -> Path:
+    """An interpreter that answers for an engine: to each script of fenno's the lines that are given for it, by a shell."""
+    cases = "".join(f"*/{script}.py) {lines} ;;\n" for script, lines in says.items())
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\ncase "$1" in\n*/introspect.py) exec {sys.executable} {ENGINE} "$@" ;;\n{cases}esac\n')
+    python.chmod(0o755)
+    return python
+
+
+def test_the_plugin_is_laid_over_a_recipes_own_path_as_at_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [grok_versions.ARCHITECTURES[0]]}))
+    # What the script would import, seen by a shell: whether the first folder on its path has the plugin.
+    python = stand_in(tmp_path, canary="""test -d "${PYTHONPATH%%:*}/fenno/vllm_plugin" && echo 'fenno-kv:{"plugin": true}'""")
+    engine = {"model": str(tmp_path), "python": str(python), "env": {"PYTHONPATH": "/theirs"}}
+    assert ask.canary(recipe.Recipe.model_validate({"name": "grok", "engine": engine})) == {"plugin": True}
+
+
+def test_a_script_that_breaks_is_not_said_to_be_a_refusal_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    python = stand_in(tmp_path, canary="echo 'ValueError: no such layer' >&2", kvcache="echo 'ValueError: no such flag' >&2")
+    chosen = recipe.Recipe.model_validate({"name": "x", "engine": {"model": "m", "python": str(python)}})
+    with pytest.raises(EngineError, match="the engine's KV cache cannot be looked at: ValueError: no such layer"):
+        ask.canary(chosen)
+    with pytest.raises(EngineError, match="the engine cannot be asked about its KV cache: ValueError: no such flag"):
+        ask.facts(chosen)
+
+
+def transferred(*right: bool) -> dict[str, Any]:
+    """What two ranks would say that moved a step and a cache."""
+    row = {"layout": "one tensor", "how": "send, one message", "messages": 1, "bytes": 8, "seconds": 1e-3, "share": 0.5}
+    rows = [{**row, "what": what, "right": fine} for what, fine in zip(("step", "cache"), right, strict=True)]
+    link = {"bytes": 8, "bytes_per_second": 1e9}
+    return {"backend": "gloo", "device": "cpu", "ranks": 2, "torch": "2.13.0", "shape": {}, "link": link, "rows": rows}
+
+
+def test_a_way_that_brought_other_bytes_is_said_in_a_sentence() -> None:
+    assert words.wrong(transferred(True, True)) == ""
+    assert words.wrong(transferred(True, False)) == "what came is not what was sent: the cache as one tensor by send, one message"
+
+
+@pytest.mark.scenario
+@pytest.mark.parametrize(("right", "code"), [(True, 0), (False, 1)])
+def test_a_benchmark_whose_bytes_are_wrong_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: bool, code: int) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said = {"kvcache": f"{kvcache.MARK}{json.dumps(facts())}", "bench": json.dumps(transferred(True, right))}
+    for name, line in said.items():
+        (tmp_path / name).write_text(f"{line}\n")
+    python = stand_in(tmp_path, **{name: f"cat {tmp_path / name}" for name in said})
+    (tmp_path / "mine.yaml").write_text(f"name: x\nengine:\n  model: m\n  python: {python}\n")
+    done, found, told = fenno("patch-kv", "bench", tmp_path / "mine.yaml")
+    assert (done, found["rows"][1]["right"]) == (code, right), told
+    assert ("what came is not what was sent: the cache" in told) is not right
 
 
 CHANGES = [

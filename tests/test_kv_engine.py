@@ -73,7 +73,7 @@ def test_a_second_legal_pair_starts_and_every_number_in_its_cache_is_finite(made
     assert done.returncode == 0, done.stderr
     assert "is finite" in done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert (found["layers"], found["kv"], found["logits"]) == (4, {}, [])
+    assert (found["layers"], found["kv"], found["logits"]) == (4, {}, {})
 
 
 def test_what_is_no_number_is_named_by_its_layers_and_its_token(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_what_is_no_number_is_named_by_its_layers_and_its_token(tmp_path: Path) 
     )
     found = ask.canary(recipe.load(path))
     assert found["kv"] == {"layers": [f"model.layers.{layer}.self_attn.attn" for layer in (0, 1)], "token": 20}
-    assert found["logits"][0] == len(prompt(512))
+    assert found["logits"]["tokens"] == list(range(len(prompt(512)) - 1, found["tokens"]))
 
 
 def test_apply_writes_what_was_asked_for_and_refuses_what_the_engine_would(tmp_path: Path) -> None:

@@ -44,7 +44,9 @@ def patch_kv_bench(
     tokens: Annotated[int, typer.Option(min=1, help="tokens of each sequence")] = 256,
     as_json: JsonOption = False,
 ) -> None:
-    """Time one decode step's KV, and a whole cache, moved between two ranks of this host: as one tensor and layer by layer."""
+    """Time one decode step's KV, and a whole cache, moved between two ranks of this host: as one tensor and layer by layer.
+
+    Exit code 1 where other bytes came than were sent."""
     from fenno import recipe
     from fenno.kv import ask, measure, words
 
@@ -55,6 +57,9 @@ def patch_kv_bench(
         console.say(title)
         console.table("KV cache moved", words.TRANSFER_HEADER, rows)
     console.result(found)
+    if fault := words.wrong(found):
+        console.say(fault)
+        raise typer.Exit(errors.FAILED)
 
 
 @group.command("verify")
@@ -63,7 +68,9 @@ def patch_kv_verify(recipe_name: RecipeArgument = None, as_json: JsonOption = Fa
     from fenno import recipe
     from fenno.kv import ask, words
 
-    found = ask.canary(recipe.load(choose(recipe_name)))
+    chosen = recipe.load(choose(recipe_name))
+    console.say(f"starting the engine of {chosen.name}, without its HTTP server")
+    found = ask.canary(chosen)
     if not as_json:
         for line in words.canary(found):
             console.say(line)

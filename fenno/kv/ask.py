@@ -42,7 +42,8 @@ def _told(recipe: Recipe, script: str, limit: float, wanted: str) -> dict[str, A
     with tempfile.TemporaryDirectory(prefix="fenno-kv-") as folder:
         known = plugin.path(plugin.install(Path(folder))) if plugin.brings(model) else {}
         quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
-        env: dict[str, str | None] = {**quiet, **offline, **known, **recipe.engine.env}
+        # As at a start, where the plugin is laid over the recipe's own path.
+        env: dict[str, str | None] = {**quiet, **offline, **recipe.engine.env, **known}
         try:
             done = process.run([python, str(_INSIDE / script), *words], timeout=limit, env=env)
         except ProcessError as error:
@@ -50,6 +51,6 @@ def _told(recipe: Recipe, script: str, limit: float, wanted: str) -> dict[str, A
     line = next((text for text in done.stdout.splitlines() if text.startswith(MARK)), None)
     if line is None:
         last = (done.stderr.strip() or "it printed nothing").splitlines()[-1]
-        raise EngineError(f"vLLM refuses this recipe: {last}", f"see `fenno doctor`, or start it: fenno serve {recipe.name}")
+        raise EngineError(f"{wanted}: {last}", f"see `fenno doctor`, or start it: fenno serve {recipe.name}")
     found: dict[str, Any] = json.loads(line.removeprefix(MARK))
     return found

@@ -76,12 +76,14 @@ def canary(found: Mapping[str, Any]) -> list[str]:
     said = []
     if layers:
         token = found["kv"]["token"]
-        first = "first seen in the answer" if token is None else f"from token {token} on"
+        first = "first seen in the answer" if token is None else f"from token {token} on (the first is 0)"
         more = f" and {len(layers) - 1} more layer(s)" if len(layers) > 1 else ""
         said.append(f"NaN or Inf in the KV cache of {layers[0]}{more}, {first}")
     if found["logits"]:
-        more = f", and after {len(found['logits']) - 1} more" if len(found["logits"]) > 1 else ""
-        said.append(f"NaN or Inf in the logits after token {found['logits'][0] - 1}{more}")
+        tokens = found["logits"]["tokens"]
+        more = f", and after {len(tokens) - 1} more" if len(tokens) > 1 else ""
+        where = f"after token {tokens[0]} (the first is 0){more}" if tokens else "of the answer"
+        said.append(f"NaN or Inf in the logits {where}")
     whole = f"every number in the KV cache and the logits of {found['layers']} layers and {found['tokens']} tokens is finite"
     return said or [whole]
 
@@ -94,6 +96,12 @@ def transfers(found: Mapping[str, Any]) -> tuple[str, list[tuple[str, ...]]]:
     where = f"two GPUs ({found['device']})" if found["backend"] == "nccl" else "two processes on this host's CPU, no GPUs"
     link = f"{size(found['link']['bytes_per_second'])}/s for a plain message of {size(found['link']['bytes'])}"
     return f"between {where}, {found['backend']}, torch {found['torch']}: {link}", [_transfer(row) for row in found["rows"]]
+
+
+def wrong(found: Mapping[str, Any]) -> str:
+    """The ways of a benchmark of transfers that brought other bytes than were sent, in a sentence; nothing where all were right."""
+    ways = [f"the {row['what']} as {row['layout']} by {row['how']}" for row in found["rows"] if not row["right"]]
+    return f"what came is not what was sent: {'; '.join(ways)}" if ways else ""
 
 
 def _transfer(row: Mapping[str, Any]) -> tuple[str, ...]:

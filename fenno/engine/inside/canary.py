@@ -7,7 +7,9 @@ first token that brought it there. Standard library, torch and vLLM only.
 from __future__ import annotations
 
 import bisect
+import itertools
 import json
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,6 +18,7 @@ from typing import Any
 MARK = "fenno-kv:"
 PROMPT, ANSWER = 48, 16  # tokens
 PIECE = 2**24  # numbers that are looked at together: what that takes is a hundredth of a large cache
+REPLICAS = "data_parallel_"  # of the names of flags
 
 
 def started(words: list[str]) -> Any:
@@ -28,7 +31,20 @@ def started(words: list[str]) -> Any:
     parser = ServeSubcommand().subparser_init(FlexibleArgumentParser().add_subparsers())
     args = parser.parse_args(words)
     args.model = getattr(args, "model_tag", None) or args.model
+    alone(args, EngineArgs)
     return LLMEngine.from_engine_args(EngineArgs.from_cli_args(args))
+
+
+def alone(args: Any, defaults: Any) -> None:
+    """Have one replica: an engine in this process would wait for the others, which nobody starts."""
+    for name in [name for name in vars(args) if name.startswith(REPLICAS) and hasattr(defaults, name)]:
+        setattr(args, name, getattr(defaults, name))
+
+
+def lengths(limit: int) -> tuple[int, int]:
+    """Tokens of the prompt and of its answer under `--max-model-len LIMIT`."""
+    count = max(1, min(ANSWER, limit // 2))
+    return max(1, min(PROMPT, limit - count)), count
 
 
 def prompt(vocabulary: int) -> list[int]:
@@ -60,7 +76,7 @@ def caches(worker: Any) -> Iterator[tuple[str, Any]]:
 
 
 def watch(worker: Any) -> None:
-    """Empty the caches, and note of all logits from now on whether they are finite."""
+    """Empty the caches, and note of all logits from now on whether they are finite, one call after the other."""
     for _, cache in caches(worker):
         cache.zero_()
     worker.fenno_logits = []
@@ -78,7 +94,7 @@ def watch(worker: Any) -> None:
 
 
 def look(worker: Any) -> dict[str, Any]:
-    """The layers of this rank, those whose caches hold what is no number, and of each step's logits whether all were."""
+    """The layers of this rank, those whose caches hold what is no number, and of each call for logits whether all were finite."""
     kept = list(caches(worker))
     bad = [name for name, cache in kept if not finite(cache, worker.vllm_config.cache_config.cache_dtype)]
     return {"layers": [name for name, _ in kept], "bad": bad, "logits": list(worker.fenno_logits)}
@@ -92,8 +108,17 @@ def finite(cache: Any, kind: str) -> bool:
         cache = cache.view(torch.float8_e5m2 if "e5m2" in kind else torch.float8_e4m3fn)
     if not cache.dtype.is_floating_point:
         return True
-    rows = max(1, PIECE // max(1, cache[0].numel()))
-    return all(bool(part.float().isfinite().all()) for part in cache.split(rows))
+    narrow = cache.dtype.itemsize == 1  # torch has no isfinite for them
+    parts = (cache[piece] for piece in pieces(cache.shape))
+    return all(bool((part.float() if narrow else part).isfinite().all()) for part in parts)
+
+
+def pieces(shape: Sequence[int]) -> Iterator[tuple[slice, ...]]:
+    """Where parts of at most PIECE numbers lie in a tensor of this shape: views of all of it, whichever axis is the long one."""
+    below = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    steps = [max(1, PIECE // max(1, each)) for each in below]
+    cuts = [[slice(at, at + step) for at in range(0, size, step)] for size, step in zip(shape, steps, strict=True)]
+    return itertools.product(*cuts)
 
 
 def seen(engine: Any, ids: Sequence[int], count: int) -> tuple[list[int], list[dict[str, Any]]]:
@@ -103,31 +128,39 @@ def seen(engine: Any, ids: Sequence[int], count: int) -> tuple[list[int], list[d
     return said, engine.collective_rpc(look)
 
 
+def layers(ranks: Sequence[dict[str, Any]], which: str = "layers") -> list[str]:
+    """The layers of all ranks in their order, each once: tensor-parallel ranks share them, pipeline stages have their own."""
+    marked = {name for each in ranks for name in each[which]}
+    return [name for name in dict.fromkeys(name for each in ranks for name in each["layers"]) if name in marked]
+
+
+def steps(ranks: Sequence[dict[str, Any]]) -> list[bool]:
+    """Of each call for logits whether all were finite, by the first rank that has any."""
+    return next((each["logits"] for each in ranks if each["logits"]), [])
+
+
 def report(words: list[str]) -> dict[str, Any]:
-    """What was looked at, and what of it is no number: `kv` and `logits` are empty where all is well."""
+    """What was looked at, and what of it is no number: `kv` and `logits` are empty where all is well. Tokens count from 0."""
     from vllm import __version__
 
     engine = started(words)
     model = engine.model_config
-    size = min(PROMPT, model.max_model_len - ANSWER)
+    size, count = lengths(model.max_model_len)
     ids = prompt(model.get_vocab_size())[:size]
-    said, ranks = seen(engine, ids, ANSWER)
+    said, ranks = seen(engine, ids, count)
     whole = [*ids, *said[:-1]]  # the last token of an answer is never read again
 
-    def spoilt(count: int) -> bool:
-        return any(each["bad"] for each in seen(engine, whole[:count], 1)[1])
+    def again(tokens: int) -> list[dict[str, Any]]:
+        return seen(engine, whole[:tokens], 1)[1]
 
-    bad = sorted({name for each in ranks for name in each["bad"]}, key=ranks[0]["layers"].index)
-    first = bisect.bisect_left(range(1, len(whole) + 1), True, key=spoilt) if bad else None
-    named = {"layers": bad, "token": first if first is not None and first < len(whole) else None}
-    steps: list[bool] = next((each["logits"] for each in ranks if each["logits"]), [])
-    return {
-        "version": __version__,
-        "layers": len(ranks[0]["layers"]),
-        "tokens": len(whole),
-        "kv": named if bad else {},
-        "logits": [size + step for step, fine in enumerate(steps[:ANSWER]) if not fine],
-    }
+    found: dict[str, Any] = {"kv": {}, "logits": {}}
+    if bad := layers(ranks, "bad"):
+        first = bisect.bisect_left(range(1, len(whole) + 1), True, key=lambda tokens: bool(layers(again(tokens), "bad")))
+        found["kv"] = {"layers": bad, "token": first if first < len(whole) else None}
+    if not all(steps(ranks)):
+        # A call may be for a part of a prompt or for several tokens; of a beginning the last call is for its last token.
+        found["logits"] = {"tokens": [end - 1 for end in range(size, len(whole) + 1) if not all(steps(again(end))[-1:])]}
+    return {"version": __version__, "layers": len(layers(ranks)), "tokens": len(whole), **found}
 
 
 if __name__ == "__main__":

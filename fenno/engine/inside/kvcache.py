@@ -18,6 +18,7 @@ BLOCKS = (8, 16, 32, 64, 128, 256)
 # What a platform, or the import of a backend that is not for it, answers instead of a class.
 REFUSALS = (ValueError, ImportError, OSError, AttributeError, NotImplementedError, AssertionError, RuntimeError)
 NOMINAL = 1021  # blocks of a cache that is only reckoned with; no other size is this
+PROBE = 127 * 256  # tokens of a block that backends are asked about: they take it, and no head's size, nor twice one, is this
 
 
 def configured(words: list[str]) -> tuple[Any, int]:
@@ -175,9 +176,9 @@ def _old_layouts(config: Any, backend: Any, block: int) -> list[dict[str, Any]]:
 
 def _old_axes(config: Any, backend: Any, made: Any) -> dict[str, tuple[int, int]]:
     """Axes from the backend's shape, told apart by sizes that no other axis has; none where it packs more than keys with values."""
-    probe = backend.get_kv_cache_shape(NOMINAL, 192, 7, made.head_size, config.cache_config.cache_dtype)
+    probe = backend.get_kv_cache_shape(NOMINAL, PROBE, 7, made.head_size, config.cache_config.cache_dtype)
     # From 0.26 on a token's keys and values of one head lie together.
-    names = {NOMINAL: "B", 192: "N", 7: "H", made.head_size: "C", 2 * made.head_size: "C", 2: "KV"}
+    names = {NOMINAL: "B", PROBE: "N", 7: "H", made.head_size: "C", 2 * made.head_size: "C", 2: "KV"}
     if len(names) < 6 or not set(probe) <= set(names):
         return {}
     try:
