@@ -177,6 +177,73 @@ def test_of_every_recipe_the_page_of_patches_says_why_it_needs_none() -> None:
     assert {name for row in rows for name in re.findall(r"`([\w.-]+)`", row)} >= set(recipe.embedded())
 
 
+MOVED = {
+    "128 copies by torch, nothing waited for": "128 copies",
+    "128 `cudaMemcpyAsync` on one stream": "128 cudaMemcpyAsync",
+    "one copy by torch, from block to block": "copy, block to block",
+    "one copy by torch, of one tensor": "copy, one tensor",
+    "one `cudaMemcpyAsync`, of one tensor": "cudaMemcpyAsync, one tensor",
+    "`transfer`, from block to block": "NCCL, block to block",
+    "`transfer`, one tensor, in a group of one (as it was then)": "NCCL, one tensor",
+    "`transfer`, one tensor": "NCCL, one tensor",
+    "the same without the group (as it is now)": "NCCL, one tensor, isend",
+    "`transfer`, 128 tensors in one group": "NCCL, 128 tensors, one group",
+    "`transfer`, 128 tensors one by one": "NCCL, 128 tensors, one by one",
+    "all-gather of one tensor": "NCCL, all-gather, one tensor",
+}
+
+
+def rows_of(page: str, after: str) -> list[list[str]]:
+    """The rows of the first table behind these words, without its head."""
+    table = re.search(r"(?:^\|.*\n)+", page[page.index(after) :], re.MULTILINE)
+    assert table
+    return [re.split(r" *\| *", line.strip("| ")) for line in table[0].splitlines()[2:]]
+
+
+def test_what_a_step_took_between_two_gpus_is_what_the_results_say() -> None:
+    found = json.loads((ROOT / "benchmarks/kv/results/2026-11-30-two-h200.json").read_text())["us"]
+    alone, row = ({name: each[0] for what in found if what.startswith("step") for name, each in found[what][how].items()}
+                  for how in ("alone", "10 in a row"))  # fmt: skip
+    others = [row[name] for name in ("128 copies", "128 copies, CUDA graph", "128 cudaMemcpyAsync, CUDA graph")]
+    rows = rows_of((ROOT / "docs/kv.md").read_text(), "one decode step of 2 MiB")
+    assert len(rows) == len(row)
+    before = ""
+    for way, *said in rows:
+        graph = way.endswith(", in a CUDA graph") or way == "the same 128 in a CUDA graph"
+        name = before if way == "the same 128 in a CUDA graph" else MOVED[way.removesuffix(", in a CUDA graph")]
+        before, name = name, f"{name}{', CUDA graph' * graph}"
+        times = [f"{other / row[name]:.2g}" if other < 99.5 * row[name] else f"{other / row[name]:.0f}" for other in others]
+        assert said == [f"{alone[name]:,.0f} µs", f"{row[name]:,.0f} µs", *times], way
+
+
+def test_what_a_cache_took_between_two_gpus_is_what_the_results_say() -> None:
+    found = json.loads((ROOT / "benchmarks/kv/results/2026-11-30-two-h200.json").read_text())["us"]
+    taken = [{name: each[0] for name, each in found[what]["alone"].items()} for what in ("cache", "cache with room")]
+    plain = taken[0]["cudaMemcpyAsync, one tensor"]
+    names = {**MOVED, "128 copies by torch": "128 copies", "128 `cudaMemcpyAsync`": "128 cudaMemcpyAsync"}
+    rows = rows_of((ROOT / "docs/kv.md").read_text(), "The whole cache of 256 tokens")
+    assert len(rows) == len(taken[0])
+    for way, *said in rows:
+        name = names[way.removesuffix(", in a group of one")]
+        assert said == [f"{each[name]:,.0f} µs ({plain / each[name]:.0%})".replace("%", " %") for each in taken], way
+
+
+def test_the_guide_says_of_the_contiguous_cache_what_its_page_and_the_results_say() -> None:
+    rows = json.loads((ROOT / "benchmarks/kv/results/2026-11-30-cpu.json").read_text())["rows"]
+    steps = {(row["batch"], row["tokens"]): {name: each["median"] for name, each in row["step_ms"].items()} for row in rows}
+    shorter = {size: 100 * (1 - step["contiguous"] / step["dynamic"]) for size, step in steps.items()}
+    page, guide = ((ROOT / "docs" / name).read_text() for name in ("kv.md", "guide.md"))
+    eight = [f"{shorter[8, tokens]:.0f} %" for tokens in (1024, 2048, 4096)]
+    one = [f"{shorter[1, tokens]:.1f}" for tokens in (1024, 2048, 4096)]
+    assert f"{eight[0]} shorter than with the dynamic cache at 1,024 tokens, {eight[1]} at 2,048 and {eight[2]} at 4,096" in page
+    assert f"{one[0]} %, {one[1]} % and {one[2]} %" in page
+    assert f"{eight[0]} shorter at 1,024 tokens, {eight[2]} at 4,096; {one[0]} to {one[2]} % with one sequence" in guide
+    for row, said in zip(rows, rows_of(page, "decode step of the whole model"), strict=True):
+        figures = [f"{row['step_ms'][name]['median']:.1f} ms" for name in ("dynamic", "static", "contiguous")]
+        figures += [f"{row['memory_mib'][name]:.0f} MiB" for name in ("dynamic", "static", "contiguous")]
+        assert said == [str(row["batch"]), f"{row['tokens']:,}", *figures]
+
+
 def navigation(part: Any) -> Iterator[str]:
     if isinstance(part, str):
         yield part
