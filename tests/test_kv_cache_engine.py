@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -240,7 +241,9 @@ def test_rows_of_the_batch_are_repeated_and_chosen(models: dict[str, Any]) -> No
     cache.update(keys, values, 0)
     cache.batch_repeat_interleave(2)
     assert torch.equal(cache.tensor[0, 0, :, :, :3].transpose(0, 1), keys.repeat_interleave(2, 0))
+    old = weakref.ref(cache.tensor)
     cache.batch_select_indices(torch.tensor([3, 0]))
+    assert old() is None, "the block before is kept beside the new one"
     assert torch.equal(cache.tensor[1, 0, :, :, :3].transpose(0, 1), values[[1, 0]])
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import json
 import os
 import statistics
@@ -26,7 +25,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-ROOT = Path(__file__).parents[2]
+from fenno.kv import transfer
+
 GPUS = torch.cuda.device_count() >= 2
 LAYERS, HEADS, BATCH, SIZE, DTYPE = (64, 8, 8, 128, torch.bfloat16) if GPUS else (4, 2, 2, 16, torch.bfloat16)
 TOKENS, ROW, REPEATS = (
@@ -37,15 +37,6 @@ PLAIN, APART = "cudaMemcpyAsync, one tensor", f"{2 * LAYERS} copies"
 OTHERS = (APART, f"{2 * LAYERS} cudaMemcpyAsync", f"{2 * LAYERS} cudaMemcpyAsync, CUDA graph", PLAIN)
 WHATS = ("step", "cache", "cache with room", "step, NCCL in CUDA graphs")
 Way = tuple[str, Callable[[], object], Callable[[], bool]]  # its name, one call, whether what came is what was sent
-
-
-def loaded(name: str) -> Any:
-    """A module of fenno's `kv` by its path: the package itself would import transformers."""
-    spec = importlib.util.spec_from_file_location(Path(name).stem, ROOT / "fenno" / "kv" / name)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def random(shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
@@ -147,7 +138,6 @@ class Rank:
         self.number = number
         self.device = (HERE, THERE)[number]
         self.meeting = dist.new_group(backend="gloo")
-        self.transfer = loaded("transfer.py")
 
     def seconds(self, call: Callable[[], object], times: int, both: bool) -> float:
         """One call, of `times`: from when both are there until the slower one has done; of rank 0 alone, by its own clock."""
@@ -177,12 +167,12 @@ class Rank:
         many, many_sent = (
             [part.transpose(0, 1).contiguous() for pair in each.unbind() for part in pair.unbind()] for each in (one, one_sent)
         )
-        send = self.transfer.receive if self.number else self.transfer.send
+        send = transfer.receive if self.number else transfer.send
         gathered: list[torch.Tensor] = []
         mine = one_sent * (self.number + 1)
 
         def gather() -> None:
-            gathered[:] = [self.transfer.all_gather(mine)]
+            gathered[:] = [transfer.all_gather(mine)]
 
         def gathers() -> bool:
             return torch.equal(gathered[0], torch.stack([one_sent, one_sent * 2]))

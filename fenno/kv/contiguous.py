@@ -32,6 +32,10 @@ class Block:
         self._cuts: dict[int, list[tuple[torch.Tensor, ...]]] = {}  # of `_cut`: keys and values by layer, by the first token
         self._cut: tuple[torch.Tensor | None, int] = (None, 0)  # the tensor, and where they end
 
+    def put(self, tensor: torch.Tensor) -> None:
+        """Another tensor instead of this one, which no view keeps any longer."""
+        self.tensor, self._cut, self._cuts = tensor, (None, 0), {}
+
     def cut(self, layer: int, start: int, end: int) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Views of one layer's keys [0] and values [1] from token `start` to `end`: (batch, KV heads, tokens, head size) each.
 
@@ -78,7 +82,7 @@ class Block:
                 "make a cache for each batch; layers that differ in their heads need the cache that transformers makes by itself",
             )
         if end > shape[SEQUENCE]:
-            self.tensor = self._grown(tensor, end)
+            self.put(self._grown(tensor, end))
 
     def _grown(self, old: torch.Tensor, end: int) -> torch.Tensor:
         """The same with as many more steps as `end` needs; old and new exist at once while it is copied."""
@@ -207,12 +211,12 @@ class ContiguousCache(Cache):  # type: ignore[misc]
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row of the batch `repeats` times, in a new block."""
         if self.block.tensor is not None:
-            self.block.tensor = self.block.tensor.repeat_interleave(repeats, dim=BATCH)
+            self.block.put(self.block.tensor.repeat_interleave(repeats, dim=BATCH))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """These rows of the batch alone, in a new block."""
         if self.block.tensor is not None:
-            self.block.tensor = self.block.tensor[:, :, :, indices]
+            self.block.put(self.block.tensor[:, :, :, indices])
 
 
 def _windows(config: Any) -> list[int | None]:
