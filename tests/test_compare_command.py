@@ -34,22 +34,27 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(tmp_path_factory.mktemp("compare"))
 
 
+def sound_and_failing(place: Place) -> list[Path]:
+    """Two recipes, the second of an engine that fails every other request: a difference that no hiccup of this host hides. Of
+    latencies as long as these no client is too late."""
+    late = {"p95_ttft": "1000s"}
+    arms = {"sound": {"STUB_ARM": "sound"}, "failing": {"STUB_ARM": "failing", "STUB_FAIL": 2}}
+    return [place.recipe(name=name, env=env, targets=late) for name, env in arms.items()]
+
+
 @pytest.fixture(scope="module")
 def compared(place: Place) -> Done:
-    """An engine and one that takes five times as long."""
-    arms = [place.recipe(name=name, env={"STUB_BASE_MS": ms}) for name, ms in (("quick", 40), ("slow", 200))]
-    return place.fenno("compare", *arms, *TIMES, "--rounds", 3, "--junit", "compare.xml", timeout=200)
+    return place.fenno("compare", *sound_and_failing(place), *TIMES, "--rounds", 3, "--junit", "compare.xml", timeout=200)
 
 
 def findings(done: Done) -> dict[str, str]:
     return {each["metric"]: each["state"] for each in done.document["findings"]}
 
 
-def test_a_slower_recipe_is_worse_and_the_exit_code_says_so(compared: Done) -> None:
+def test_a_recipe_that_fails_is_worse_and_the_exit_code_says_so(compared: Done) -> None:
     assert compared.code == 1, compared.err
-    assert findings(compared)["p95_ttft"] == "worse"
-    assert findings(compared)["availability"] == "not distinguishable"
-    assert "B is worse than A" in compared.err
+    assert findings(compared)["availability"] == "worse"
+    assert compared.document["arms"]["A"]["figures"]["availability"]["value"] > 0.9
 
 
 def test_every_block_has_a_cold_start_and_nothing_is_left(place: Place, compared: Done) -> None:
@@ -59,7 +64,7 @@ def test_every_block_has_a_cold_start_and_nothing_is_left(place: Place, compared
 
 def test_a_pipeline_reads_it(place: Place, compared: Done) -> None:
     suite = ElementTree.parse(place.folder / "compare.xml").getroot()
-    assert "B: p95_ttft" in [case.get("name") for case in suite if case.find("failure") is not None]
+    assert "B: availability" in [case.get("name") for case in suite if case.find("failure") is not None]
 
 
 def test_its_blocks_are_stored_runs_that_can_be_compared_again(place: Place, compared: Done) -> None:
@@ -88,10 +93,10 @@ def gone(place: Place) -> Done:
 
 
 def beside(place: Place) -> Ran:
-    """Two recipes on two GPUs; the engine notes which it was given."""
-    place.python.write_text(place.python.read_text().replace('"$*"', '"$* on $CUDA_VISIBLE_DEVICES"'))
-    arms = [place.recipe(name=name, env={"STUB_BASE_MS": ms}) for name, ms in (("quick", 40), ("slow", 200))]
-    return Ran(place.fenno("compare", *arms, *TIMES, "--rounds", 3, "--gpus", 0, "--gpus", 1, timeout=200), place)
+    """Two recipes on two GPUs; each engine notes which it was given."""
+    place.python.write_text(place.python.read_text().replace('"$*"', '"$* for $STUB_ARM on $CUDA_VISIBLE_DEVICES"'))
+    gpus = ("--gpus", 0, "--gpus", 1)
+    return Ran(place.fenno("compare", *sound_and_failing(place), *TIMES, "--rounds", 3, *gpus, timeout=200), place)
 
 
 def one_dies(place: Place) -> Ran:
@@ -142,12 +147,13 @@ def test_a_server_that_dies_ends_a_comparison_with_the_engines_exit_code(cut: Ca
 
 def test_recipes_on_gpus_of_their_own_run_side_by_side_and_change_places(both: Callable[[str], Ran]) -> None:
     done, place = both("beside")
-    assert done.code in (1, 4), done.err  # 4: this host was too busy to measure
-    assert findings(done).get("p95_ttft") == ("worse" if done.document["valid"] else None)
+    assert done.code == 1, done.err
+    assert findings(done)["availability"] == "worse"
     assert done.document["gpus"] == ["0", "1"]
     assert "side by side on the GPUs 0 and 1" in done.err
-    on = [line.rpartition(" on ")[2] for line in place.starts()]
-    assert on[:6] == ["0", "1", "1", "0", "0", "1"]
+    started = [line.rpartition(" for ")[2] for line in place.starts()]
+    rounds = [set(started[i : i + 2]) for i in (0, 2, 4)]  # which of two is the quicker to start is nobody's promise
+    assert rounds == [{"sound on 0", "failing on 1"}, {"sound on 1", "failing on 0"}, {"sound on 0", "failing on 1"}]
     (folder,) = (place.folder / "fenno-comparisons").glob("*")
     for number in ("001", "002", "003"):
         begun = [(folder / f"{number}-{arm}" / "plan.json").stat().st_mtime_ns for arm in "AB"]
@@ -160,7 +166,7 @@ def test_of_two_side_by_side_one_may_die_and_the_other_is_measured_to_its_end(bo
     assert done.code == 5, done.err
     deaths = done.document["deaths"]
     assert list(deaths) == ["B"]
-    assert len(place.starts()) == 2 * len(deaths["B"])
+    assert len(place.starts()) >= 2 * len(deaths["B"]), "each block has a start, and one that fails another"
     told = [json.loads(path.read_text()) for path in (place.folder / "fenno-soaks").glob("*/???-A/block.json")]
     assert {each["ended"]["how"] for each in told} == {"done"}
     assert len(told) == len(deaths["B"])

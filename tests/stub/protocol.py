@@ -23,6 +23,7 @@ class Protocol:
         self.limit = int(limit) if limit.isdigit() else 0
         self.drains = os.environ.get("STUB_DRAIN") != "never"
         self.status = int(os.environ.get("STUB_STATUS", "200"))
+        self.failing = int(os.environ.get("STUB_FAIL") or 1 << 60)
         self.frozen = int(os.environ.get("STUB_FREEZE") or 1 << 60)
         self.key = os.environ.get("VLLM_API_KEY")
         self.open = 0
@@ -74,9 +75,10 @@ class Protocol:
         self.served += 1
         if self.limit and self.served > self.limit:
             self.worn_out()
-        if self.status != 200:
-            error = {"message": "EngineCore encountered an issue", "code": self.status}
-            plain(writer, json.dumps({"error": error}), status=self.status)
+        failed = body.get("stream") and self.served % self.failing == 0
+        if failed or self.status != 200:
+            error = {"message": "EngineCore encountered an issue", "code": 500 if failed else self.status}
+            plain(writer, json.dumps({"error": error}), status=error["code"])
             return
         if self.served > self.frozen:
             await asyncio.sleep(600)
