@@ -17,6 +17,9 @@ from typing import Any
 
 VARIABLE = "FENNO_CONTROL"
 SCHEMA = 1
+# How often an engine that makes steps looks: a `stat` gives up Python's lock, and its other threads may keep it for a tenth of a
+# millisecond.
+LOOK_SECONDS = 0.05
 
 Value = int | float | str | None
 

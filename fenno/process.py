@@ -1,7 +1,8 @@
 """The one door to processes: `run` one to its end, have one `running` as a context, leave one `detached`, `tell` one to end.
 
 Every child runs under `guard.py`, in a session of its own: a Ctrl-C in the terminal reaches fenno alone, and nothing is left
-behind whichever way fenno ends. What a guard that was killed leaves comes to fenno, which ends it.
+behind whichever way fenno ends. What a guard that was killed leaves comes to fenno, which ends it. Also here is what processes
+share: a file that is `locked`, one that others see whole (`write`).
 """
 
 from __future__ import annotations

@@ -187,22 +187,66 @@ def test_a_pipeline_does_not_fail_for_what_is_equivalent() -> None:
 def test_side_by_side_every_arm_has_every_place_in_turn() -> None:
     arms = [Arm(letter, letter) for letter in "ABC"]
     plan = job.plan(Recipe.model_validate({"name": "a", "engine": {"url": "http://a"}}), rate=1.0)
-    its = Making(plan, Path(), ("0,1", "2,3", "4"))
-    rounds = [[env["CUDA_VISIBLE_DEVICES"] for env in its.devices(arms, number)] for number in range(3)]
-    assert rounds == [["0,1", "2,3", "4"], ["2,3", "4", "0,1"], ["4", "0,1", "2,3"]]
-    assert Making(plan, Path()).devices(arms[:1], 5) == [{}]
+    its = [Making(plan, Path(), ("0,1", "2,3", "4,5"), measured=rounds) for rounds in range(4)]
+    rounds = [[env["CUDA_VISIBLE_DEVICES"] for env in each.devices(arms)] for each in its]
+    assert rounds == [["0,1", "2,3", "4,5"], ["2,3", "4,5", "0,1"], ["4,5", "0,1", "2,3"], ["0,1", "2,3", "4,5"]]
+    assert Making(plan, Path(), measured=5).devices(arms[:1]) == [{}]
+
+
+def test_a_round_that_is_made_up_for_has_the_places_of_the_one_that_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = job.plan(Recipe.model_validate({"name": "a", "engine": {"url": "http://a"}}), rate=1.0)
+    on: list[str] = []
+
+    def make(arms: list[Arm], making: Making, number: int) -> Blocks:
+        on.append("".join(env["CUDA_VISIBLE_DEVICES"] or "" for env in making.devices(arms)))
+        told = {**block(100.0), "ended": {"how": "done"}, "reasons": ["the client was late"] if number == 1 else []}
+        return {arm.name: told for arm in arms}  # type: ignore[misc]
+
+    monkeypatch.setattr("fenno.compare.block.make", make)
+    found = run.live([Arm(letter, letter) for letter in "AB"], Making(plan, Path(), ("0", "1")), 4, lambda _: None)
+    assert (on, len(found.arms["A"])) == (["01", "10", "10", "01", "10"], 4)
+
+
+def test_where_arms_ran_is_told_and_when_not_each_was_equally_often_on_each() -> None:
+    told = document([block(100.0 + i % 3) for i in range(6)]) | {"gpus": ["0", "1"]}
+    assert "side by side, in turn on the GPUs 0 and 1" in words.lines(told)
+    told = document([block(100.0 + i % 3) for i in range(5)]) | {"gpus": ["0", "1"]}
+    assert any("5 rounds are no multiple of 2" in line for line in words.lines(told))
+
+
+def made(flags: dict[str, Any], **engine: Any) -> list[Arm]:
+    """Two recipes, the second with these flags."""
+    engines = [{"model": "m", **engine}, {"model": "m", "flags": flags, **engine}]
+    recipes = [Recipe.model_validate({"name": name, "engine": its}) for name, its in zip(("one", "two"), engines, strict=True)]
+    return [Arm(letter, "", recipe) for letter, recipe in zip("AB", recipes, strict=True)]
 
 
 @pytest.mark.parametrize(
-    ("gpus", "said"),
-    [(["0"], "1 of 2 recipes"), (["0,1", "1"], "share a GPU"), (["0", ""], "share a GPU"), (["0", "1"], "that fenno starts")],
+    ("gpus", "flags", "said"),
+    [
+        (["2"], {}, "given once for 2 recipes; it names GPUs, not how many"),
+        (["0", "1", "2"], {}, "given 3 times for 2 recipes"),
+        (["0,1", "1"], {}, "share a GPU"),
+        (["0", "00"], {}, "share a GPU"),
+        (["0", ""], {}, "share a GPU, or name none"),
+        (["0,1", "2"], {}, "0,1 and 2 are not equally many"),
+        (["0", "1"], {"tensor-parallel-size": 2}, "two runs on 2 GPUs, and --gpus names 1 for it"),
+        (["0,1", "2,3"], {"tensor-parallel-size": 2, "pipeline-parallel-size": 2}, "two runs on 4 GPUs"),
+    ],
 )
-def test_gpus_on_which_arms_cannot_run_side_by_side_are_a_sentence(gpus: list[str], said: str) -> None:
-    urls = [Arm(letter, "", Recipe.model_validate({"name": "a", "engine": {"url": "http://a"}})) for letter in "AB"]
+def test_gpus_on_which_arms_cannot_run_side_by_side_are_a_sentence(gpus: list[str], flags: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        run.check_gpus(gpus, urls)
-    run.check_gpus([], urls)
-    run.check_gpus(["0", "1"], [Arm(letter, "", Recipe.model_validate({"name": "a", "engine": {"model": "m"}})) for letter in "AB"])
+        run.check_gpus(gpus, made(flags))
+
+
+def test_gpus_are_for_several_engines_that_fenno_starts() -> None:
+    with pytest.raises(UsageError, match="that fenno starts"):
+        run.check_gpus(["0", "1"], made({}, model=None, url="http://a"))
+    with pytest.raises(UsageError, match="--gpus has recipes run side by side, and there is one"):
+        run.check_gpus(["0"], made({})[:1])
+    run.check_gpus([], made({}, model=None, url="http://a"))
+    run.check_gpus(["0", "1"], made({}))
+    run.check_gpus(["0,1", "2,3"], made({"tensor-parallel-size": 2}))
 
 
 def test_too_few_blocks_are_no_comparison() -> None:

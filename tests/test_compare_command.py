@@ -150,10 +150,11 @@ def test_recipes_on_gpus_of_their_own_run_side_by_side_and_change_places(both: C
     assert done.code == 1, done.err
     assert findings(done)["availability"] == "worse"
     assert done.document["gpus"] == ["0", "1"]
-    assert "side by side on the GPUs 0 and 1" in done.err
+    assert "side by side, in turn on the GPUs 0 and 1" in done.err
     started = [line.rpartition(" for ")[2] for line in place.starts()]
-    rounds = [set(started[i : i + 2]) for i in (0, 2, 4)]  # which of two is the quicker to start is nobody's promise
-    assert rounds == [{"sound on 0", "failing on 1"}, {"sound on 1", "failing on 0"}, {"sound on 0", "failing on 1"}]
+    rounds = [set(pair) for pair in zip(started[::2], started[1::2], strict=True)]  # which of both is the first is nobody's promise
+    here, there = {"sound on 0", "failing on 1"}, {"sound on 1", "failing on 0"}
+    assert rounds[0] == here and there in rounds and all(places in (here, there) for places in rounds)
     (folder,) = (place.folder / "fenno-comparisons").glob("*")
     for number in ("001", "002", "003"):
         begun = [(folder / f"{number}-{arm}" / "plan.json").stat().st_mtime_ns for arm in "AB"]

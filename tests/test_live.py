@@ -208,6 +208,6 @@ def test_a_busy_engine_looks_at_its_control_file_now_and_then_and_one_that_is_to
     assert told.changed()
     control.write_wanted(path, Wanted(2, {"max_num_active_seqs": 5}))
     assert told.changed(at_once=True)
-    clock[0] += 2 * mailboxes.LOOK_SECONDS
+    clock[0] += 2 * control.LOOK_SECONDS
     assert busy.changed()
     assert not busy.changed(at_once=True), "the same wish is none"

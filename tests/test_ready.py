@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ from fenno.engine.catalogue import Catalogue, Flag, Identity
 from fenno.errors import EngineError, FennoError, RecipeError, UsageError
 from fenno.tune import session
 from fenno.tune import space as spaces
+
+
+def test_an_engine_has_so_long_from_its_own_start_however_late_it_is_looked_at() -> None:
+    chosen = recipe.Recipe.model_validate({"name": "one", "engine": {"model": "m", "ready_timeout": "20s"}})
+    late = server.Server(chosen, "http://127.0.0.1:1", "", Path(), began=time.monotonic() - 20)
+    with pytest.raises(EngineError, match="was not ready after 20 s"):
+        server.until_ready(late)
 
 
 def space_of(search: dict[str, Any], **engine: Any) -> spaces.Space:

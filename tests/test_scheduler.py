@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from fenno import control
 from fenno.control import Wanted
 from fenno.engine import dummy
-from fenno.vllm_plugin import mailbox
 from fenno.vllm_plugin.order import Place
 
 pytestmark = [
@@ -400,5 +399,5 @@ def test_the_control_file_is_found_through_the_environment_and_a_broken_one_chan
 def _no_control(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv(control.VARIABLE, raising=False)
     # These schedulers make a step in less time than passes between two looks.
-    monkeypatch.setattr(mailbox, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(control, "LOOK_SECONDS", 0.0)
     yield

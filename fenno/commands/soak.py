@@ -54,6 +54,7 @@ def soak(
     from fenno.compare import run
     from fenno.compare import soak as soaks
     from fenno.compare.block import Making
+
     target, equivalent = parse(units.share, target_availability), units.share(margin, or_zero=True)
     arms = run.chosen(names, reader(model, endpoint, api_key_env, ca_file), least=1)
     if arms[0].recipe is None:

@@ -42,21 +42,24 @@ class Arm:
 class Making:
     """What the blocks of one comparison have in common. `fitted`: the plan as an arm's endpoint takes it, asked once.
 
-    `gpus`: where the arms run side by side, one place an arm, each as `CUDA_VISIBLE_DEVICES` spells it. They go round: what one
-    place is better at is in all arms alike after as many rounds as there are arms.
+    `gpus`: where the arms run side by side, one place an arm, each as `CUDA_VISIBLE_DEVICES` spells it. They go round with
+    `measured`, the rounds that count so far: what one place is better at is in all arms alike whenever these are a multiple of the
+    arms. A round that is made up for has the places of the one that was left out.
     """
 
     plan: Plan
     folder: Path
     gpus: Sequence[str] = ()
+    measured: int = 0
     fitted: dict[str, Plan] = field(default_factory=dict)
 
     def place(self, arm: Arm, number: int) -> Path:
         return self.folder / f"{number + 1:03d}-{arm.name}"
 
-    def devices(self, arms: Sequence[Arm], number: int) -> list[dict[str, str | None]]:
-        """The environment of each arm's engine in round `number`, from 0."""
-        return [{"CUDA_VISIBLE_DEVICES": self.gpus[(i + number) % len(self.gpus)]} if self.gpus else {} for i in range(len(arms))]
+    def devices(self, arms: Sequence[Arm]) -> list[dict[str, str | None]]:
+        """The environment of each arm's engine in the next round."""
+        count = len(self.gpus)
+        return [{"CUDA_VISIBLE_DEVICES": self.gpus[(i + self.measured) % count]} if count else {} for i in range(len(arms))]
 
 
 def kept(arms: Sequence[Arm], making: Making, number: int, say: Callable[[str], None]) -> Documents:
@@ -130,7 +133,7 @@ def _started(arms: Sequence[Arm], making: Making, number: int, stack: contextlib
     while len(ports) < len(arms):
         ports = [*{server.claim_port(None) for _ in arms}]
     servers = []
-    for arm, env, port in zip(arms, making.devices(arms, number), ports, strict=True):
+    for arm, env, port in zip(arms, making.devices(arms), ports, strict=True):
         assert arm.recipe is not None
         its: dict[str, Any] = {"env": env, "port": port, "headers": making.plan.headers, "wait": lambda _: None}
         servers.append(stack.enter_context(server.serving(arm.recipe, making.place(arm, number), **its)))
@@ -212,5 +215,3 @@ def pieces(whole: Stored, client: dict[str, Any], count: int = PIECES) -> list[d
         part = figures.summarize(mine.where((low <= mine["scheduled"]) & (mine["scheduled"] < high)), (low, high))
         found.append({**part, "server": {"memory": {"max": max(memory)} if memory else None}, "client": client})
     return found
-
-

@@ -70,6 +70,7 @@ def live(
     by_name = {arm.name: arm for arm in arms}
     for number in range(rounds + AGAIN + rounds // 3):
         documents: Documents = {}
+        making.measured = len(found.arms[arms[0].name])
         turns = [list(arms)] if making.gpus else [[by_name[name]] for name in order(list(by_name), number)]
         try:
             for turn in turns:
@@ -118,16 +119,32 @@ def chosen(names: Sequence[str], recipe_of: Callable[[str], Recipe], least: int 
 
 
 def check_gpus(gpus: Sequence[str], arms: Sequence[Arm]) -> None:
-    """Raise `UsageError` for GPUs on which the arms cannot run side by side."""
+    """Raise `UsageError` for GPUs on which the arms cannot run side by side, each in every place."""
     if not gpus:
         return
-    named = [name.strip() for place in gpus for name in place.split(",")]
-    if len(gpus) != len(arms) or len(arms) < 2:
-        raise UsageError(f"--gpus for {len(gpus)} of {len(arms)} recipes", "give it once for each of several: --gpus 0 --gpus 1")
+    if len(arms) < 2:
+        raise UsageError("--gpus has recipes run side by side, and there is one", "leave it out, and set CUDA_VISIBLE_DEVICES")
+    if len(gpus) != len(arms):
+        times = "once" if len(gpus) == 1 else f"{len(gpus)} times"
+        said = f"--gpus was given {times} for {len(arms)} recipes; it names GPUs, not how many"
+        raise UsageError(said, "give it once for each recipe: --gpus 0 --gpus 1")
+    places = [[_gpu(name.strip()) for name in place.split(",")] for place in gpus]
+    named = [name for place in places for name in place]
     if len(set(named)) != len(named) or not all(named):
         raise UsageError(f"--gpus {' and '.join(gpus)} share a GPU, or name none", "give each recipe GPUs of its own")
-    if any(arm.recipe is None or arm.recipe.engine.url for arm in arms):
+    recipes = [arm.recipe for arm in arms if arm.recipe is not None and not arm.recipe.engine.url]
+    if len(recipes) < len(arms):
         raise UsageError("--gpus is for engines that fenno starts", "compare URLs and stored runs without it")
+    if len({len(place) for place in places}) > 1:
+        raise UsageError(f"--gpus {' and '.join(gpus)} are not equally many", "recipes change places: name as many GPUs for each")
+    if (most := max(recipes, key=lambda recipe: recipe.engine.ranks)).engine.ranks > len(places[0]):
+        said = f"{most.name} runs on {most.engine.ranks} GPUs, and --gpus names {len(places[0])} for it"
+        raise UsageError(said, "name as many for each recipe: --gpus 0,1 --gpus 2,3")
+
+
+def _gpu(name: str) -> str:
+    """The one spelling of a GPU: 00 is 0."""
+    return str(int(name)) if name.isdecimal() else name
 
 
 def document(

@@ -64,12 +64,20 @@ def lines(document: dict[str, Any]) -> list[str]:
     ]
     found += [f"the server of {arm} died {len(whys)} time(s): {whys[0]}" for arm, whys in document["deaths"].items()]
     if document["gpus"]:
-        found.append(f"side by side on the GPUs {' and '.join(document['gpus'])}, the next one's from round to round")
+        found.append(_places(document))
     if document["interrupted"]:
         found.append(f"interrupted {document['interrupted']}: what is told is of those, and all records are kept")
     if document["left_out"]:
         found.append(f"left out, or no measurement: {'; '.join(document['left_out'][:5])}")
     return [*found, sentence(document)]
+
+
+def _places(document: dict[str, Any]) -> str:
+    """Where the arms ran, and whether each was everywhere equally often."""
+    rounds = next(iter(document["arms"].values()))["blocks"]
+    uneven = rounds % len(document["arms"])
+    seldom = f"; {rounds} rounds are no multiple of {len(document['arms'])}: not each was equally often on each" if uneven else ""
+    return f"side by side, in turn on the GPUs {' and '.join(document['gpus'])}{seldom}"
 
 
 def sentence(document: dict[str, Any]) -> str:

@@ -13,8 +13,8 @@ from fenno.control import Acknowledgement, Value, Wanted
 from fenno.engine import http, metrics
 from fenno.errors import EngineError, UsageError
 
-# An engine that makes steps looks by itself within one of them; one that has not looked after this is idle, or in a long step.
-PATIENCE_SECONDS = 0.1
+# One that has not looked after twice as long is idle, or in a long step.
+PATIENCE_SECONDS = 2 * control.LOOK_SECONDS
 POLL_SECONDS = 0.01
 
 

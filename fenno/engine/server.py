@@ -40,13 +40,14 @@ _STAGES = (
 
 @dataclass
 class Server:
-    """A running engine. `url` has no trailing slash; `seconds` is how long the start took; `control` is its live control file;
-    `headers` go with every request to it."""
+    """A running engine. `url` has no trailing slash; `began` is when its start did, on the monotonic clock; `seconds` is how long
+    that took; `control` is its live control file; `headers` go with every request to it."""
 
     recipe: Recipe
     url: str
     model: str
     folder: Path
+    began: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     command: command.Command = field(default_factory=lambda: command.Command(()))
     child: process.Child | None = None
@@ -109,11 +110,9 @@ def serving(
         plugin.install(ready.plugin)
     server = Server(recipe, ready.url, "", folder, command=ready.command, catalogue=ready.catalogue)
     server.control = control
-    started = time.monotonic()
     with process.running(ready.command.argv, log=server.log, env=ready.command.env, grace=GRACE, rotate=rotate) as child:
         server.child = child
         wait(server) if wait else until_ready(server, progress)
-        server.seconds = time.monotonic() - started
         child.allow(grace)
         yield server
 
@@ -259,12 +258,12 @@ def stage_of(log: str) -> str:
 
 
 def until_ready(server: Server, progress: Progress = lambda _: None, starter: process.Child | None = None) -> None:
-    """Wait until a real one-token request is answered. Raises `EngineError` when the engine dies or takes too long.
+    """Wait until a real one-token request is answered. Raises `EngineError` when the engine dies, or takes too long from its start.
 
     `starter`: somebody's own command that starts it. It may be over long before; one that failed will start nothing.
     """
     limit = server.recipe.engine.ready_timeout
-    began, deadline = time.time(), time.monotonic() + limit
+    began, deadline = time.time() - (time.monotonic() - server.began), server.began + limit
     shown = ""
     while time.monotonic() < deadline:
         server.check("start")
@@ -280,6 +279,7 @@ def until_ready(server: Server, progress: Progress = lambda _: None, starter: pr
             _check_owner(server)
             server.model = served_model(server)
             one_token(server)
+            server.seconds = time.monotonic() - server.began
             return
         except http.Refused as error:
             if error.status not in (None, 404, 503):

@@ -56,7 +56,7 @@ class Delay:
 
 
 def pause(so_far: float) -> float:
-    """Seconds between two states of a run that goes on for `so_far` seconds: three days of them are 7 MB."""
+    """Seconds between two states of a run that goes on for `so_far` seconds: three days of them are 4 MB."""
     return max(0.5, so_far / 1000)
 
 

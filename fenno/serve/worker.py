@@ -49,11 +49,11 @@ def linked(hosts: Hosts, progress: Callable[[str], None]) -> Iterator[socket.soc
 def wait(running: Server, hosts: Hosts, link: socket.socket) -> None:
     """Until one of the engine's processes has joined the head. Raises `EngineError` when it ends, or takes too long."""
     limit = running.recipe.engine.ready_timeout
-    deadline = time.monotonic() + limit
     while not _joined(running.pids(), hosts.master.port):
         _check(running, link, "start")
-        if time.monotonic() > deadline:
+        if time.monotonic() > running.began + limit:
             raise EngineError(f"the engine did not join the head within {limit:g} s", f"see {running.log}", cause="hang")
+    running.seconds = time.monotonic() - running.began
 
 
 def watch(running: Server, link: socket.socket) -> NoReturn:

@@ -13,8 +13,6 @@ from fenno.control import Acknowledgement, Wanted
 log = logging.getLogger("vllm.fenno")
 
 ANSWER_SECONDS = 1.0
-# A `stat` gives up Python's lock, and an engine core's other threads may keep it for a tenth of a millisecond.
-LOOK_SECONDS = 0.05
 
 
 class Mailbox:
@@ -36,7 +34,7 @@ class Mailbox:
         """Whether there is a file that was not there before; False if the last look was just now, unless `at_once`. A rename gives
         a new inode, so that no clock is needed to tell."""
         now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS and not at_once:
+        if now - self._looked < control.LOOK_SECONDS and not at_once:
             return False
         self._looked = now
         try:
