@@ -241,6 +241,8 @@ def test_rows_of_the_batch_are_repeated_and_chosen(models: dict[str, Any]) -> No
     cache.update(keys, values, 0)
     cache.batch_repeat_interleave(2)
     assert torch.equal(cache.tensor[0, 0, :, :, :3].transpose(0, 1), keys.repeat_interleave(2, 0))
+    with torch.no_grad():  # as in `generate`, where views are kept for the other layers of a step
+        cache.update(*keys_and_values(4, 1), 1)
     old = weakref.ref(cache.tensor)
     cache.batch_select_indices(torch.tensor([3, 0]))
     assert old() is None, "the block before is kept beside the new one"
