@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import math
@@ -194,15 +193,6 @@ def test_layers_of_later_pipeline_stages_are_named_and_counted_each_once() -> No
     assert canary.steps(ranks) == [True, False]
 
 
-def test_the_canarys_engine_is_one_replica_whatever_the_recipe_says_of_the_others() -> None:
-    others = {"data_parallel_size": 4, "data_parallel_size_local": 2, "data_parallel_hybrid_lb": True}
-    usual = {"data_parallel_size": 1, "data_parallel_size_local": None, "data_parallel_hybrid_lb": False}
-    kept = {"data_parallel_of_another_version": 1, "tensor_parallel_size": 2}
-    args = argparse.Namespace(**others, **kept)
-    canary.alone(args, argparse.Namespace(**usual, tensor_parallel_size=1))
-    assert vars(args) == {**usual, **kept}
-
-
 @pytest.mark.parametrize(("limit", "size", "count"), [(8192, 48, 16), (40, 24, 16), (16, 8, 8), (2, 1, 1), (1, 1, 1)])
 def test_a_prompt_and_its_answer_fit_a_short_model(limit: int, size: int, count: int) -> None:
     assert canary.lengths(limit) == (size, count)
@@ -291,6 +281,16 @@ def test_the_plugin_is_laid_over_a_recipes_own_path_as_at_a_start(tmp_path: Path
     python = stand_in(tmp_path, canary="""test -d "${PYTHONPATH%%:*}/fenno/vllm_plugin" && echo 'fenno-kv:{"plugin": true}'""")
     engine = {"model": str(tmp_path), "python": str(python), "env": {"PYTHONPATH": "/theirs"}}
     assert ask.canary(recipe.Recipe.model_validate({"name": "grok", "engine": engine})) == {"plugin": True}
+
+
+def test_one_replica_is_asked_whatever_the_recipe_says_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    said = """echo "fenno-kv:[\\"$*\\"]\""""
+    python = stand_in(tmp_path, canary=said, kvcache=said)
+    flags = {"data-parallel-size": 4, "max-num-seqs": 2}
+    chosen = recipe.Recipe.model_validate({"name": "x", "engine": {"model": "m", "python": str(python), "flags": flags}})
+    for answer in (ask.canary(chosen), ask.facts(chosen)):
+        assert " ".join(answer).split(".py ")[1] == "m --max-num-seqs 2"
 
 
 def test_a_script_that_breaks_is_not_said_to_be_a_refusal_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from fenno.engine.inside.kvcache import MARK
 from fenno.errors import EngineError, ProcessError, RecipeError
 from fenno.recipe import Recipe
 
+REPLICAS = "data-parallel-"
 _INSIDE = Path(server.__file__).parent / "inside"
 
 
@@ -36,7 +37,9 @@ def _told(recipe: Recipe, script: str, limit: float, wanted: str) -> dict[str, A
     python = catalogue.interpreter(recipe.engine.python)
     catalogue.read(python).check(recipe.engine.flags, recipe.name)
     model = server.model_path(recipe)
-    words = [model, *command.arguments(recipe.engine.flags)]
+    # One replica is asked: an engine without its server would wait for the others, which nobody starts.
+    flags = {name: value for name, value in recipe.engine.flags.items() if not name.startswith(REPLICAS)}
+    words = [model, *command.arguments(flags)]
     words += ["--trust-remote-code"] if recipe.engine.trust_remote_code else []
     offline = {"HF_HUB_OFFLINE": "1"} if Path(model).is_dir() else {}
     with tempfile.TemporaryDirectory(prefix="fenno-kv-") as folder:

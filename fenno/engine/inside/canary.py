@@ -18,7 +18,6 @@ from typing import Any
 MARK = "fenno-kv:"
 PROMPT, ANSWER = 48, 16  # tokens
 PIECE = 2**24  # numbers that are looked at together: what that takes is a hundredth of a large cache
-REPLICAS = "data_parallel_"  # of the names of flags
 
 
 def started(words: list[str]) -> Any:
@@ -31,14 +30,7 @@ def started(words: list[str]) -> Any:
     parser = ServeSubcommand().subparser_init(FlexibleArgumentParser().add_subparsers())
     args = parser.parse_args(words)
     args.model = getattr(args, "model_tag", None) or args.model
-    alone(args, EngineArgs)
     return LLMEngine.from_engine_args(EngineArgs.from_cli_args(args))
-
-
-def alone(args: Any, defaults: Any) -> None:
-    """Have one replica: an engine in this process would wait for the others, which nobody starts."""
-    for name in [name for name in vars(args) if name.startswith(REPLICAS) and hasattr(defaults, name)]:
-        setattr(args, name, getattr(defaults, name))
 
 
 def lengths(limit: int) -> tuple[int, int]:

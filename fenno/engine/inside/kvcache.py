@@ -32,7 +32,7 @@ def configured(words: list[str]) -> tuple[Any, int]:
     args.model = getattr(args, "model_tag", None) or args.model
     ranks = args.tensor_parallel_size
     # This host need not have the GPUs: the shares are divided afterwards.
-    args.tensor_parallel_size = args.pipeline_parallel_size = args.data_parallel_size = 1
+    args.tensor_parallel_size = args.pipeline_parallel_size = 1
     config = EngineArgs.from_cli_args(args).create_engine_config()
     config.parallel_config.tensor_parallel_size = ranks
     return config, ranks
