@@ -74,6 +74,10 @@ USAGE = {
     "capacity-by-no-step": Case(
         lambda p: ["loadtest", p.recipe(), "--find-capacity", "--step", "1"], 2, ("--step is 1", "more than 1")
     ),
+    "capacity-by-endless-steps": Case(
+        lambda p: ["loadtest", p.recipe(), "--find-capacity", "--step", "inf"], 2, ("--step is inf", "more than 1")
+    ),
+    "step-of-nothing": Case(lambda p: ["loadtest", p.recipe(), "--step", "2"], 2, ("--step is for --find-capacity", "give both")),
     "no-trace": Case(lambda p: ["loadtest", p.recipe(), "--trace", "/no/trace"], 2, ("cannot read /no/trace: No such file",)),
     "two-ways": Case(lambda p: ["loadtest", p.recipe(), "--users", "2", "--ramp", "1:2"], 2, ("--users and --ramp exclude",)),
     "ramp": Case(lambda p: ["loadtest", p.recipe(), "--ramp", "2-40"], 2, ("--ramp is '2-40'", "such as 2:40")),

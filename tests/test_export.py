@@ -130,7 +130,7 @@ def test_a_file_gets_the_same_as_standard_output(tmp_path: Path, capsys: pytest.
     folder = runs.run(tmp_path / "run", [runs.answer(i, 11.0 + i) for i in range(3)])
     for to in ("csv", "json", "vllm", "prometheus"):
         report([folder], to=to)
-        report([folder], to=to, output=tmp_path / "deep" / to)
+        report([folder], to=to, output=str(tmp_path / "deep" / to))
         assert (tmp_path / "deep" / to).read_text() == capsys.readouterr().out != ""
 
 
@@ -140,12 +140,26 @@ def test_several_are_told_one_after_the_other_or_written_into_a_folder(tmp_path:
     with pytest.raises(typer.Exit) as ended:
         report(folders)
     assert ended.value.exit_code == 130, "that of the first that has one"
-    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    out, err = capsys.readouterr()
+    names = [str(folder) for folder in folders]
+    assert [line[:-1] for line in err.splitlines() if line[:-1] in names] == names, "each under its name"
+    assert f"1 of 3 have an exit code of their own: {folders[1]} (130)" in err
+    told = [json.loads(line) for line in out.splitlines()]
     assert [(one["requests"], one["records"]) for one in told] == [(10 * n, str(tmp_path / f"00{n}-A")) for n in (1, 2, 3)]
     for to, name in (("html", "html"), ("vllm", "vllm.json"), ("prometheus", "prom"), ("parquet", "parquet")):
-        report(folders, to=to, output=tmp_path / to)
+        report(folders, to=to, output=str(tmp_path / to))
         assert sorted(path.name for path in (tmp_path / to).iterdir()) == [f"00{n}-A.{name}" for n in (1, 2, 3)]
     assert json.loads((tmp_path / "vllm" / "003-A.vllm.json").read_text())["num_prompts"] == 30
+
+
+def test_one_goes_into_a_folder_too_when_it_is_there_or_named_like_one(tmp_path: Path) -> None:
+    folder = runs.run(tmp_path / "001-A", [runs.answer(i, 11.0 + i) for i in range(3)])
+    (tmp_path / "there").mkdir()
+    for output in ("there", "new/"):
+        report([folder], to="json", output=f"{tmp_path}/{output}")
+        assert [path.name for path in (tmp_path / output).iterdir()] == ["001-A.json"]
+    report([folder], to="json", output=str(tmp_path / "file"))
+    assert (tmp_path / "file").is_file()
 
 
 @pytest.mark.parametrize("to", ["csv", "html", "json", "parquet"])
@@ -153,7 +167,7 @@ def test_a_file_that_cannot_be_written_is_a_sentence(to: str, tmp_path: Path) ->
     folder = runs.run(tmp_path / "run", [runs.answer(0, 11.0)])
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(DiskError, match="cannot write .*file/out") as caught:
-        report([folder], to=to, output=tmp_path / "file" / "out")
+        report([folder], to=to, output=str(tmp_path / "file" / "out"))
     assert "-o" in caught.value.hint
 
 
@@ -161,7 +175,7 @@ def test_a_file_that_cannot_be_written_is_a_sentence(to: str, tmp_path: Path) ->
 def test_a_file_stays_as_it_is_when_there_is_nothing_to_tell(to: str, tmp_path: Path) -> None:
     (tmp_path / "kept").write_text("of last week")
     with pytest.raises(UsageError, match="holds no load test"):
-        report([Path("/nowhere")], to=to, output=tmp_path / "kept")
+        report([Path("/nowhere")], to=to, output=str(tmp_path / "kept"))
     assert (tmp_path / "kept").read_text() == "of last week"
 
 
@@ -181,7 +195,7 @@ def test_parquet_has_the_columns_of_the_csv_and_every_gap(tmp_path: Path, monkey
 
     monkeypatch.setattr(export, "BATCH", 2)
     folder = runs.run(tmp_path / "run", [runs.answer(0, 11.0), runs.failure(1, 12.0), runs.answer(2, 13.0)])
-    report([folder], to="parquet", output=tmp_path / "run.parquet")
+    report([folder], to="parquet", output=str(tmp_path / "run.parquet"))
     table = parquet.read_table(tmp_path / "run.parquet").to_pydict()
     assert list(table) == [*export.COLUMNS, "itl_ms"]
     assert table["itl_ms"] == [[10.0, 30.0], [], [10.0, 30.0]]
@@ -200,11 +214,11 @@ def test_the_newest_load_test_is_told_when_none_is_named(tmp_path: Path, capsys:
     ("how", "says"),
     [
         ({"to": "xml"}, "--to is 'xml'"),
-        ({"output": Path("x")}, "-o needs a format"),
+        ({"output": "x"}, "-o needs a format"),
         ({"to": "parquet"}, "Parquet is no text"),
         ({"runs": [Path("/nowhere")], "to": "csv"}, "/nowhere holds no load test"),
         ({"runs": [Path("a"), Path("b")], "to": "csv"}, "2 load tests are as many files"),
-        ({"runs": [Path("a/1"), Path("b/1")], "to": "csv", "output": Path("x")}, "the same name"),
+        ({"runs": [Path("a/1"), Path("b/1")], "to": "csv", "output": "x"}, "the same name"),
         ({"out": Path("/nowhere")}, "there is no load test in /nowhere"),
     ],
 )

@@ -77,8 +77,7 @@ def compare(
         found = run.from_disk(arms)
     else:
         sent = {"users": users, "rate": rate, "seed": seed, "prompts": prompts, "processes": processes, "extra_body": extra_body}
-        times = {"duration": units.duration(duration), "warmup": units.duration(warmup), "timeout": parse(units.duration, timeout)}
-        plan = traffic(arms, places, headers=header or (), **times, **sent)
+        plan = traffic(arms, places, units.duration(duration), warmup, timeout, headers=header or (), **sent)
         folder = out / time.strftime("%Y%m%d-%H%M%S")
         found = run.live(arms, Making(plan, folder, places), rounds, console.say)
     raise typer.Exit(tell(run.document(found, arms, target, folder, equivalent), junit, table=not as_json))
@@ -99,7 +98,7 @@ def reader(model: str | None, endpoint: str, api_key_env: str | None, ca_file: P
     return recipe_of
 
 
-def traffic(arms: Sequence[Arm], gpus: Sequence[str], **sent: Any) -> Plan:
+def traffic(arms: Sequence[Arm], gpus: Sequence[str], duration: float, warmup: str, timeout: str | None, **sent: Any) -> Plan:
     """A block's traffic, the same for all arms: the first one's workload and what the call says, as for `job.plan`. Says what
     prompts from a file mean for servers that run already. Raises `UsageError` for what cannot be sent, or run on these GPUs."""
     from fenno.compare import run
@@ -107,7 +106,8 @@ def traffic(arms: Sequence[Arm], gpus: Sequence[str], **sent: Any) -> Plan:
 
     assert arms[0].recipe is not None
     run.check_gpus(gpus, arms)
-    plan = job.plan(arms[0].recipe, **sent)
+    limit = parse(units.duration, timeout)
+    plan = job.plan(arms[0].recipe, duration=duration, warmup=units.duration(warmup), timeout=limit, **sent)
     check_prompts(plan.workload.prompts)
     if plan.workload.prompts and any(a.recipe and a.recipe.engine.url for a in arms):
         console.say("mind: prompts from a file are the same for all: one server's arms share its prefix cache", style="yellow")

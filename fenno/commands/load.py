@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import socket
 import time
@@ -115,10 +116,9 @@ def loadtest(
         headers=header or (),
         extra_body=extra_body,
     )
+    check_step(context, step, find_capacity)
     if find_capacity:
         check_workload(plan.workload)
-        if not step > 1:
-            raise UsageError(f"--step is {step:g}", "it has to be more than 1, such as 1.2")
     if calibrate:
         raise typer.Exit(calibration_of(chosen, plan, folder, tokens_per_second))
     with endpoint_of(chosen, plan, folder) as (running, fitted):
@@ -159,10 +159,8 @@ def listening(bind: str) -> units.Address:
 def check_worker(context: typer.Context) -> None:
     """Raise `UsageError` for what was given beside --worker and would be ignored."""
     others = [param for param in context.command.params if param.name not in (*WORKERS_OWN, "help")]
-    sources = {param.opts[0]: context.get_parameter_source(param.name or "") for param in others}
-    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-    if given:
-        said = " and ".join(given)
+    if beside := [param.opts[0] for param in others if given(context, param.name or "")]:
+        said = " and ".join(beside)
         raise UsageError(f"a worker sends what its master says: --worker goes without {said}", "give that to the master")
 
 
@@ -184,6 +182,21 @@ def with_goal(chosen: Recipe, target: list[str] | None, needed: bool) -> Recipe:
     if needed and not chosen.targets.latencies():
         raise UsageError("--find-capacity needs a latency to keep", "give one, such as --target p95_ttft=800ms")
     return chosen
+
+
+def check_step(context: typer.Context, step: float, wanted: bool) -> None:
+    """Raise `UsageError` for a factor by which no rate grows, and for what would be ignored without --find-capacity."""
+    ignored = [name for name in ("step", "budget") if given(context, name)]
+    if ignored and not wanted:
+        raise UsageError(f"--{ignored[0]} is for --find-capacity", "give both, or neither")
+    if not 1 < step < math.inf:
+        raise UsageError(f"--step is {step:g}", "it has to be a number of more than 1, such as 1.2")
+
+
+def given(context: typer.Context, name: str) -> bool:
+    """Whether the command line says this, be it the default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def check_workload(workload: Workload) -> None:

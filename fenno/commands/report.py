@@ -27,12 +27,12 @@ def report(
         typer.Option(help="html, json, vllm (the keys of `vllm bench serve`), prometheus; a row a request: csv, parquet"),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", help="write it there, not on standard output; several: into that folder")
+        str | None, typer.Option("-o", "--output", help="write it there, not on standard output; a folder: a file each")
     ] = None,
     out: Annotated[Path, typer.Option(help="where load tests are kept")] = Path("fenno-loadtests"),
 ) -> None:
     """Tell stored load tests again, or write them for other programs."""
-    from fenno.load import loadtest, stored
+    from fenno.load import stored
 
     if to is not None and to not in FORMATS:
         raise UsageError(f"--to is {to!r}", f"it has to be one of {', '.join(FORMATS)}")
@@ -40,19 +40,37 @@ def report(
         raise UsageError("-o needs a format", f"give --to, one of {', '.join(FORMATS)}")
     folders = runs or [stored.newest(out)]
     if to is None:
-        codes = [tell_load(loadtest.document(stored.read(folder)), table=True) for folder in folders]
-        raise typer.Exit(next(filter(None, codes), errors.OK))
+        raise typer.Exit(tell_all(folders))
     for folder, path in zip(folders, paths(folders, to, output), strict=True):
         write(folder, to, path)
 
 
-def paths(folders: Sequence[Path], to: str, output: Path | None) -> list[Path | None]:
-    """Where each load test is written; None: on standard output. Raises `UsageError` where they cannot be told apart."""
-    if len(folders) == 1:
-        return [output]
+def tell_all(folders: Sequence[Path]) -> int:
+    """Each load test as it was told when it was over, several under their names. Returns the first exit code that is not 0, and
+    says which others have one."""
+    from fenno.load import loadtest, stored
+
+    codes = {}
+    for folder in folders:
+        if len(folders) > 1:
+            console.say(f"{folder}:", style="bold")
+        codes[folder] = tell_load(loadtest.document(stored.read(folder)), table=True)
+    failed = [f"{folder} ({code})" for folder, code in codes.items() if code]
+    if failed and len(folders) > 1:
+        console.say(f"{len(failed)} of {len(folders)} have an exit code of their own: {', '.join(failed)}", style="bold red")
+    return next(filter(None, codes.values()), errors.OK)
+
+
+def paths(folders: Sequence[Path], to: str, output: str | None) -> list[Path | None]:
+    """Where each load test is written; None: on standard output. Into a folder where there are several, where `output` is one or
+    ends like one. Raises `UsageError` where they cannot be told apart."""
     if output is None:
-        raise UsageError(f"{len(folders)} load tests are as many files", "give the folder for them: -o reports")
-    found = [output / f"{folder.resolve().name}.{FORMATS[to]}" for folder in folders]
+        if len(folders) > 1:
+            raise UsageError(f"{len(folders)} load tests are as many files", "give the folder for them: -o reports")
+        return [None]
+    if len(folders) == 1 and not output.endswith("/") and not Path(output).is_dir():
+        return [Path(output)]
+    found = [Path(output) / f"{folder.resolve().name}.{FORMATS[to]}" for folder in folders]
     if len(set(found)) < len(found):
         raise UsageError("several of these load tests have the same name", "write them into folders of their own")
     return [*found]

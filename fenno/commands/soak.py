@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Annotated
 
@@ -61,12 +62,8 @@ def soak(
         raise UsageError(f"{names[0]} is a load test that is over", "compare such with `fenno compare`")
     places = gpus or ()
     sent = {"users": users, "rate": rate, "seed": seed, "prompts": prompts, "processes": processes, "extra_body": extra_body}
-    times = {"duration": units.duration(each) / blocks, "warmup": units.duration(warmup), "timeout": parse(units.duration, timeout)}
-    plan = traffic(arms, places, headers=header or (), **times, **sent)
+    plan = traffic(arms, places, units.duration(each) / blocks, warmup, timeout, headers=header or (), **sent)
     folder = soaks.folder_of(arms, plan, blocks, out, places)
-
-    def told(found: run.Blocks) -> dict[str, object]:
-        return run.document(found, arms, target, folder, equivalent)
-
+    told = functools.partial(run.document, arms=arms, target=target, folder=folder, margin=equivalent)
     found = soaks.soak(arms, Making(plan, folder, places), blocks, console.say, told)
     raise typer.Exit(tell(told(found), junit, table=not as_json))
