@@ -95,8 +95,8 @@ def gone(place: Place) -> Done:
 def beside(place: Place) -> Ran:
     """Two recipes on two GPUs; each engine notes which it was given."""
     place.python.write_text(place.python.read_text().replace('"$*"', '"$* for $STUB_ARM on $CUDA_VISIBLE_DEVICES"'))
-    gpus = ("--gpus", 0, "--gpus", 1)
-    return Ran(place.fenno("compare", *sound_and_failing(place), *TIMES, "--rounds", 3, *gpus, timeout=200), place)
+    how = (*TIMES[:2], "--duration", "3s", *TIMES[4:], "--rounds", 3, "--gpus", 0, "--gpus", 1)
+    return Ran(place.fenno("compare", *sound_and_failing(place), *how, timeout=200), place)
 
 
 def one_dies(place: Place) -> Ran:
