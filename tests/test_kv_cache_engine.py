@@ -18,34 +18,14 @@ from fenno import process, recipe
 from fenno.errors import CacheError, EngineError
 from fenno.kv import measure, words
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks" / "kv"))
+
+from same import LIMIT, MODELS, PROMPT, SIZE, answer, contiguous, made, others, prompts
+
 pytestmark = pytest.mark.engine
 
 HERE = Path(__file__).parent
 BAR = 1e-5
-VOCABULARY = 128
-ANSWER = 256
-PROMPT = 20
-LIMIT = PROMPT + ANSWER
-# Wide enough weights for the answers not to repeat one token.
-SIZE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.1,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "Llama": {},
-    "Qwen2": {},
-    "Mixtral": {"num_local_experts": 4, "sliding_window": None},
-    "Gemma2": {"head_dim": 16, "sliding_window": 32},
-}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,58 +41,18 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, Any]:
-    """One of each, random, float32, in evaluation mode."""
-    import torch
-    import transformers
-
-    made = {}
-    for name, more in MODELS.items():
-        torch.manual_seed(0)
-        config = getattr(transformers, f"{name}Config")(**SIZE, **more)
-        made[name] = getattr(transformers, f"{name}ForCausalLM")(config).eval()
-    return made
-
-
-def prompts(batch: int) -> dict[str, Any]:
-    """Random prompts, each one token shorter than the one before, padded on the left."""
-    import torch
-
-    torch.manual_seed(batch)
-    ids = torch.randint(1, VOCABULARY, (batch, PROMPT))
-    mask = (torch.arange(PROMPT)[None] >= torch.arange(batch)[:, None]).long()
-    return {"input_ids": ids * mask, "attention_mask": mask}
-
-
-def answer(model: Any, given: dict[str, Any], cache: Any, **options: Any) -> tuple[Any, Any]:
-    """Tokens (batch, tokens) and logits (tokens, batch, vocabulary) of a greedy answer."""
-    import torch
-
-    wish = {"max_new_tokens": ANSWER, "do_sample": False, "return_dict_in_generate": True, "output_logits": True, **options}
-    said = model.generate(**given, past_key_values=cache, **wish)
-    return said.sequences, torch.stack(said.logits)
-
-
-def contiguous(model: Any, limit: int = LIMIT, **options: Any) -> Any:
-    from fenno.kv import ContiguousCache
-
-    return ContiguousCache.for_model(model, limit, **options)
+    """One of each."""
+    return {name: made(name) for name in MODELS}
 
 
 @pytest.mark.parametrize("batch", [1, 8])
 @pytest.mark.parametrize("name", MODELS)
 def test_answers_are_those_of_the_dynamic_and_the_static_cache(models: dict[str, Any], name: str, batch: int) -> None:
-    import transformers
-
     model, given = models[name], prompts(batch)
     tokens, logits = answer(model, given, contiguous(model))
-    others = {
-        "dynamic": transformers.DynamicCache(config=model.config),
-        "static": transformers.StaticCache(config=model.config, max_cache_len=LIMIT),
-        "growing": contiguous(model, step=64),
-    }
     assert tokens.shape == (batch, LIMIT)
     assert len(set(tokens[0].tolist())) > PROMPT / 2
-    for other, cache in others.items():
+    for other, cache in others(model).items():
         same, close = answer(model, given, cache)
         assert (tokens == same).all(), other
         assert (logits - close).abs().max().item() <= BAR, other
