@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import gevent
 import gevent.event
 
-from fenno import __version__
+from fenno import __version__, process
 from fenno.errors import FennoError
 from fenno.load import client, clock, endpoint, hosts
 from fenno.load import plan as plans
@@ -96,9 +96,7 @@ class Worker:
         try:
             hosts.keep(data["files"], self.folder)
             plan = hosts.mine(data["plan"], self.folder, **self.told)
-            written = self.folder / "plan.part"
-            written.write_text(plans.dump(plan), encoding="utf-8")
-            written.replace(self.folder / "plan.json")  # which another process waits for
+            process.write(self.folder / "plan.json", plans.dump(plan))  # which another process waits for
             endpoint.check(plan)
         except (FennoError, OSError) as error:
             self._send("unfit", why=str(error))
