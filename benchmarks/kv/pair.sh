@@ -8,37 +8,13 @@
 # needs: python3 with vLLM, transformers and what fenno imports on PYTHONPATH; two GPUs with NVLink; timeout. NVLink multicast stays off.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd) part=${2:-a}
-results=$(realpath -m "$1")/$part python=${PYTHON:-python3}
-rm -rf "$results"; mkdir -p "$results"
-work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
-exec > >(tee "$results/log.txt") 2>&1
-export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1 VLLM_USE_FLASHINFER_SAMPLER=0 VLLM_NO_USAGE_STATS=1
-export NCCL_NVLS_ENABLE=0 TORCH_SYMM_MEM_DISABLE_MULTICAST=1 NVSHMEM_DISABLE_NVLS=1 VLLM_ALLREDUCE_USE_SYMM_MEM=0
-cd "$work"   # not the checkout: vLLM's children would import from it
-run() { # NAME SECONDS COMMAND...: its output, its log, a line in index.txt
-  local name=$1 seconds=$2 began=$SECONDS code; shift 2
-  timeout -k 3 "$seconds" "$@" > "$results/$name.out" 2> "$results/$name.log"; code=$?
-  echo "$name: exit code $code after $((SECONDS - began)) s, at $SECONDS s" | tee -a "$results/index.txt"
-}
-shape() { # FOLDER LAYERS: a Llama with Grok-2's KV heads, as far as an engine has to know it
-  mkdir -p "$1"
-  cat > "$1/config.json" <<J
-{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": $2,
- "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 1024, "max_position_embeddings": 4096,
- "torch_dtype": "bfloat16", "bos_token_id": 1, "eos_token_id": 2}
-J
-}
-shape "$work/whole" 64; shape "$work/two" 2
-cat > "$work/whole.yaml" <<Y
-name: kv-pair
-engine: {model: $work/whole, flags: {load-format: dummy, dtype: bfloat16, max-model-len: 4096, skip-tokenizer-init: true}}
-Y
+results=$(realpath -m "$1")/$part
+. "$root/benchmarks/kv/parts.sh"
 cat > "$work/tp2.yaml" <<Y
 name: tp2
 engine: {model: "dummy:grok2-9b", flags: {load-format: dummy, dtype: bfloat16, max-model-len: 4096, tensor-parallel-size: 2}}
 host: {gpus: 2, gpu_memory: 100GiB}
 Y
-fenno=("$python" -m fenno)
 
 if [ "$part" != b ]; then
   limit=${LIMIT:-$([ "$part" = a ] && echo 180 || echo 150)}
