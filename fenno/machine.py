@@ -58,7 +58,7 @@ def probe() -> Machine:
     gpus, note = read_gpus()
     return Machine(
         system=f"{platform.system()} {platform.machine()}",
-        kernel=platform.release(),
+        kernel=kernel(),
         processor=processor_name(),
         cores=available_cores(),
         memory=memory_limit(),
@@ -66,6 +66,11 @@ def probe() -> Machine:
         gpu_note=note,
         python=platform.python_version(),
     )
+
+
+def kernel() -> str:
+    """The kernel's version in numbers; what comes behind them names a build, or a host's provider."""
+    return platform.release().partition("-")[0]
 
 
 def lacking(host: Machine, need: Host) -> str | None:

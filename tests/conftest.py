@@ -29,11 +29,14 @@ HEAVY_MODULES = {"vllm", "pip"}
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A shell's FENNO_ variables are not the tests', and neither are the signals that it has its background ignore."""
+    """A shell's FENNO_ variables are not the tests', nor its caches, nor the signals that it has its background ignore."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for name in [name for name in os.environ if name.startswith("FENNO_")]:
         del os.environ[name]
+    caches = tempfile.TemporaryDirectory(prefix="fenno-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(caches.cleanup)
+    os.environ["XDG_CACHE_HOME"] = caches.name
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

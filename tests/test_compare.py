@@ -193,18 +193,24 @@ def test_side_by_side_every_arm_has_every_place_in_turn() -> None:
     assert Making(plan, Path(), measured=5).devices(arms[:1]) == [{}]
 
 
-def test_a_round_that_is_made_up_for_has_the_places_of_the_one_that_was_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "wanted"), [(("0", "1"), ["0A1B", "1A0B", "1A0B", "0A1B", "1A0B"]), ((), ["AB", "BA", "BA", "AB", "BA"])]
+)
+def test_a_round_that_is_made_up_for_has_the_places_and_the_order_of_the_one_that_was_left_out(
+    monkeypatch: pytest.MonkeyPatch, gpus: tuple[str, ...], wanted: list[str]
+) -> None:
     plan = job.plan(Recipe.model_validate({"name": "a", "engine": {"url": "http://a"}}), rate=1.0)
-    on: list[str] = []
+    made = [""] * 5
 
     def make(arms: list[Arm], making: Making, number: int) -> Blocks:
-        on.append("".join(env["CUDA_VISIBLE_DEVICES"] or "" for env in making.devices(arms)))
+        for arm, env in zip(arms, making.devices(arms), strict=True):
+            made[number] += f"{env.get('CUDA_VISIBLE_DEVICES', '')}{arm.name}"
         told = {**block(100.0), "ended": {"how": "done"}, "reasons": ["the client was late"] if number == 1 else []}
         return {arm.name: told for arm in arms}  # type: ignore[misc]
 
     monkeypatch.setattr("fenno.compare.block.make", make)
-    found = run.live([Arm(letter, letter) for letter in "AB"], Making(plan, Path(), ("0", "1")), 4, lambda _: None)
-    assert (on, len(found.arms["A"])) == (["01", "10", "10", "01", "10"], 4)
+    found = run.live([Arm(letter, letter) for letter in "AB"], Making(plan, Path(), gpus), 4, lambda _: None)
+    assert (made, len(found.arms["A"])) == (wanted, 4)
 
 
 def test_where_arms_ran_is_told_and_when_not_each_was_equally_often_on_each() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fenno import machine
+from fenno.doctor import hostfacts
 from fenno.machine import Gpu
 from fenno.recipe import Host
 
@@ -29,6 +30,11 @@ GPU = Gpu(0, "X", "u", 80 * GIB, 0, (9, 0), "580")
 def test_what_a_host_lacks_is_one_sentence(gpus: tuple[Gpu, ...], need: Host, said: str | None) -> None:
     found = machine.lacking(replace(HOST, gpus=gpus), need)
     assert found is None if said is None else found is not None and found.startswith(said)
+
+
+def test_the_kernel_is_told_by_its_numbers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.release", lambda: "6.8.0-1016-somecloud")
+    assert machine.kernel() == machine.probe().kernel == hostfacts.host({}).kernel == "6.8.0"
 
 
 def test_the_memory_limit_is_the_least_of_the_cgroups_around_this_process(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ def test_the_guard_and_the_control_file_need_nothing_but_the_standard_library() 
 def test_inside_the_engine_there_is_only_what_the_engine_has() -> None:
     # transformers and safetensors come with every vLLM.
     there = sys.stdlib_module_names | {"fenno", "vllm", "torch", "prometheus_client", "transformers", "safetensors"}
+    there |= {"arguments"}  # engine/inside/arguments.py, for the scripts beside it
     for name, tree in MODULES.items():
         if name.startswith(("vllm_plugin/", "engine/inside/")):
             assert {dotted.split(".")[0] for dotted in imports(tree)} <= there, name

@@ -147,7 +147,7 @@ def host() -> dict[str, object]:
     return {
         "cpu": machine.processor_name(),
         "cores": os.cpu_count(),
-        "kernel": platform.release().partition("-")[0],  # what comes behind the numbers names a build, or a host's provider
+        "kernel": machine.kernel(),
         "python": platform.python_version(),
         "locust": importlib.metadata.version("locust"),
         "gevent": importlib.metadata.version("gevent"),

@@ -83,7 +83,6 @@ def loadtest(
     as_json: JsonOption = False,
 ) -> None:
     """Drive real traffic at a recipe's engine or at a URL, and measure it."""
-    from fenno import recipe
     from fenno.load import job, loadtest
 
     if worker is not None:
@@ -91,10 +90,7 @@ def loadtest(
         raise typer.Exit(work_for(worker, out, processes, header or (), api_key_env, where))
     # All that may be wrong with it is found before an engine is started.
     processes, where_bound = led(master, workers, bind, processes, alone=find_capacity or calibrate)
-    if calibrate and where is None:
-        chosen = job.of_nobody(endpoint)
-    else:
-        chosen = job.of_url(where, model, endpoint, api_key_env) if where and "://" in where else recipe.load(choose(where))
+    chosen = job.of_nobody(endpoint) if calibrate and where is None else recipe_of(where, model, endpoint, api_key_env)
     chosen = with_goal(chosen.with_engine(ca_file=str(ca_file.resolve()) if ca_file else None), target, find_capacity)
     folder = out / f"{chosen.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     plan = job.plan(
@@ -126,6 +122,14 @@ def loadtest(
             raise typer.Exit(capacity_of(running, fitted, folder, step, units.duration(budget)))
         document = loadtest.measure(fitted, running, chosen, folder, probing=probe, gpu_price=gpu_price)
     raise typer.Exit(tell_load(document, table=not as_json))
+
+
+def recipe_of(where: str | None, model: str | None, endpoint: str, api_key_env: str | None) -> Recipe:
+    """The recipe that was named, or one for the address. Raises `UsageError` and `RecipeError`."""
+    from fenno import recipe
+    from fenno.load import job
+
+    return job.of_url(where, model, endpoint, api_key_env) if where and "://" in where else recipe.load(choose(where))
 
 
 def led(master: bool, workers: int | None, bind: str, processes: int, *, alone: bool) -> tuple[int, str | None]:

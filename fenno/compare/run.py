@@ -51,9 +51,10 @@ def _against(document: Mapping[str, Any]) -> list[str]:
     return list(document["reasons"]) or (["its server was gone"] if gone else [])
 
 
-def order(names: Sequence[str], number: int) -> list[str]:
-    """The arms of round `number`, from 0: forwards, then backwards, so that a steady drift favours none (ABBA)."""
-    return list(names) if number % 2 == 0 else list(reversed(names))
+def order(names: Sequence[str], measured: int) -> list[str]:
+    """The arms of the round after `measured` others: forwards, then backwards, so that a steady drift favours none (ABBA). A round
+    that is made up for has the order of the one that was left out."""
+    return list(names) if measured % 2 == 0 else list(reversed(names))
 
 
 def live(
@@ -71,7 +72,7 @@ def live(
     for number in range(rounds + AGAIN + rounds // 3):
         documents: Documents = {}
         making.measured = len(found.arms[arms[0].name])
-        turns = [list(arms)] if making.gpus else [[by_name[name]] for name in order(list(by_name), number)]
+        turns = [list(arms)] if making.gpus else [[by_name[name]] for name in order(list(by_name), making.measured)]
         try:
             for turn in turns:
                 say(f"round {number + 1}: {', '.join(f'{arm.name} ({arm.what})' for arm in turn)}")

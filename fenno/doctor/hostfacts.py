@@ -43,7 +43,7 @@ def host(variables: Mapping[str, str]) -> Host:
     return Host(
         system=platform.system(),
         machine=platform.machine(),
-        kernel=platform.release(),
+        kernel=machine.kernel(),
         release=release(),
         wsl="microsoft" in platform.release().lower(),
         container=container(),

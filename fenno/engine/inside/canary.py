@@ -22,15 +22,10 @@ PIECE = 2**24  # numbers that are looked at together: what that takes is a hundr
 
 def started(words: list[str]) -> Any:
     """The engine of `vllm serve WORDS`, in this process and without its HTTP server."""
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.entrypoints.cli.serve import ServeSubcommand
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from arguments import engine_args
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    parser = ServeSubcommand().subparser_init(FlexibleArgumentParser().add_subparsers())
-    args = parser.parse_args(words)
-    args.model = getattr(args, "model_tag", None) or args.model
-    return LLMEngine.from_engine_args(EngineArgs.from_cli_args(args))
+    return LLMEngine.from_engine_args(engine_args(words))
 
 
 def lengths(limit: int) -> tuple[int, int]:

@@ -23,17 +23,13 @@ PROBE = 127 * 256  # tokens of a block that backends are asked about: they take 
 
 def configured(words: list[str]) -> tuple[Any, int]:
     """The engine's configuration for `vllm serve WORDS`, as one rank sees it, and the tensor-parallel size that was asked for."""
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.entrypoints.cli.serve import ServeSubcommand
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from arguments import engine_args
 
-    parser = ServeSubcommand().subparser_init(FlexibleArgumentParser().add_subparsers())
-    args = parser.parse_args(words)
-    args.model = getattr(args, "model_tag", None) or args.model
+    args = engine_args(words)
     ranks = args.tensor_parallel_size
     # This host need not have the GPUs: the shares are divided afterwards.
     args.tensor_parallel_size = args.pipeline_parallel_size = 1
-    config = EngineArgs.from_cli_args(args).create_engine_config()
+    config = args.create_engine_config()
     config.parallel_config.tensor_parallel_size = ranks
     return config, ranks
 
