@@ -23,6 +23,7 @@ from fenno.fa2 import source, stubs, tiles, wheel
 from fenno.fa2.lattice import Tile, Unit, kernels, units
 from fenno.fa2.plan import CXX_FLAGS, NVCC_FLAGS, STUBS_FILE
 from fenno.fa2.releases import RELEASES
+from fenno.patches import series, work
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 RELEASE = RELEASES["2.8.3.post2"]
@@ -103,6 +104,19 @@ def test_units_with_other_tiles_define_what_upstreams_unit_does(folder: Path, tm
     assert "Flash_fwd_kernel_traits<64, 128, 64, 4," in listing["tile.o"]
     for tile in (tiles.upstreams(UNIT), TILE):
         assert f" U flash::{tiles.name(UNIT, tile)}(flash::Flash_fwd_params&" in listing["switch.o"]
+
+
+def test_the_patch_of_a_tile_fits_the_releases_own_file_and_leaves_it_as_it_was(folder: Path, tmp_path: Path) -> None:
+    name, where = f"{tiles.FOLDER}/flash_fwd_launch_template.h", (work.shipped(),)
+    for path in ("PKG-INFO", name):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / path, tmp_path / path)
+    before = (tmp_path / name).read_text()
+    assert work.apply(series.source(tmp_path, where), where)["state"] == "patched"
+    added = (tmp_path / name).read_text().replace(before[: before.index("run_mha_fwd_hdim128(")], "")
+    assert added.index("<Headdim, 32, 64, 2,") < added.index("<Headdim, 128, 64, 4,")
+    work.revert(series.source(tmp_path, where))
+    assert (tmp_path / name).read_text() == before
 
 
 def compiled(files: dict[str, Path], folder: Path, objects: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Patches in packages that are really there: wheels unpacked into folders of their own, with their RECORD."""
+"""Patches in packages that are really there: wheels unpacked into folders of their own, with their RECORD, and source archives."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.specifiers import SpecifierSet
 
 from fenno.errors import PatchError
-from fenno.patches import diff, transaction, work
+from fenno.patches import diff, series, transaction, work
 from fenno.patches.installed import Installed, find, sha256
 
 NAMES = [f"toy/part{number}.py" for number in range(5)]
@@ -60,13 +61,14 @@ def write_patch(
     versions: str = ">=1,<2",
     body: str | None = None,
     applies_to: str | None = None,
+    source: bool = False,
 ) -> Path:
     """A patch file for the package `toy`."""
     changed = [each for each in old if new[each] != old[each]]
     digests = "".join(f"Sha256: {sha256(old[each])} {sha256(new[each])} {each}\n" for each in changed)
     head = f"Description: fewer lines\nReason: there is no flag\nUpstream: none, it is a toy\nSuperseded-By: nothing yet\n{digests}"
     head += f"Applies-To: {applies_to or 'toy' + versions}\n\n"
-    path = root / "toy" / versions / name
+    path = root / "toy" / versions / ("source" if source else "") / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(head + (body if body is not None else "".join(unified(each, old[each], new[each]) for each in changed)))
     return path
@@ -170,13 +172,13 @@ def test_a_package_installed_anew_is_pristine_and_patched_again(site: Path, root
 
 
 def test_a_wrong_version_is_refused(tmp_path: Path, roots: tuple[Path, ...]) -> None:
-    with pytest.raises(PatchError, match=r"are for <2,>=1, and 2.0 is installed"):
+    with pytest.raises(PatchError, match=r"are for <2,>=1, and this is 2.0"):
         work.apply(install(tmp_path / "site", "2.0"), roots)
 
 
 def test_a_header_for_another_version_than_its_folder_is_refused(site: Path, tmp_path: Path) -> None:
     write_patch(tmp_path, applies_to="toy>=1.1,<1.2")
-    with pytest.raises(PatchError, match="applies to toy<1.2,>=1.1, and toy 1.2 is installed"):
+    with pytest.raises(PatchError, match="applies to toy<1.2,>=1.1, and this is toy 1.2"):
         work.apply(toy(site), (tmp_path,))
 
 
@@ -263,7 +265,7 @@ def test_stale_bytecode_is_removed(site: Path, roots: tuple[Path, ...]) -> None:
 def test_only_files_of_the_wheel_are_ever_written(path: str, site: Path, tmp_path: Path) -> None:
     (tmp_path / "outside.py").write_bytes(OLD[NAMES[0]])
     write_patch(tmp_path / "bad", {path: OLD[NAMES[0]]}, {path: NEW[NAMES[0]]})
-    with pytest.raises(PatchError, match="is not a file that toy 1.2 installed|no plain file"):
+    with pytest.raises(PatchError, match="is not a file of toy 1.2|no plain file"):
         work.apply(toy(site), (tmp_path / "bad",))
     assert (tmp_path / "outside.py").read_bytes() == OLD[NAMES[0]]
 
@@ -466,6 +468,82 @@ def test_a_malformed_diff_is_one_sentence(body: str, says: str) -> None:
         diff.parse(body.encode(), "a patch")
 
 
+SETUP = {"setup.py": b"flags = []\nprint(flags)\n"}
+WITH_FLAGS = {"setup.py": b"flags = []\nflags = ['-arch']\nprint(flags)\n"}
+INSERTED = "--- a/setup.py\n+++ b/setup.py\n@@ -1,0 +2 @@\n+flags = ['-arch']\n"
+
+
+def unpack(folder: Path, version: str = "1.2") -> Path:
+    """A source archive of `toy`, unpacked."""
+    folder.mkdir()
+    (folder / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: Toy\nVersion: {version}\n\nName: not this\n")
+    (folder / "setup.py").write_bytes(SETUP["setup.py"])
+    return folder
+
+
+@pytest.fixture
+def for_source(tmp_path: Path) -> tuple[Path, ...]:
+    write_patch(tmp_path / "patches", SETUP, WITH_FLAGS, body=INSERTED, source=True)
+    return (tmp_path / "patches",)
+
+
+def test_a_source_is_patched_before_it_is_built_and_reverted_is_every_byte_as_before(
+    tmp_path: Path, for_source: tuple[Path, ...]
+) -> None:
+    folder = unpack(tmp_path / "toy-1.2")
+    before = contents(folder)
+    assert work.check(series.source(folder, for_source), for_source)["would_change"] == ["setup.py"]
+    assert work.apply(series.source(folder, for_source), for_source)["state"] == "patched"
+    assert (folder / "setup.py").read_bytes() == WITH_FLAGS["setup.py"]
+    assert work.apply(series.source(folder, for_source), for_source)["changed"] is False
+    assert work.verify(series.source(folder, for_source), for_source)[0]
+    assert work.revert(series.source(folder, for_source))["changed"]
+    assert contents(folder) == before
+
+
+def test_a_file_of_a_source_is_pristine_as_the_first_of_its_patches_finds_it(tmp_path: Path, for_source: tuple[Path, ...]) -> None:
+    last = {"setup.py": WITH_FLAGS["setup.py"] + b"print()\n"}
+    write_patch(for_source[0], WITH_FLAGS, last, name="020-more.patch", source=True)
+    folder = unpack(tmp_path / "toy-1.2")
+    work.apply(series.source(folder, for_source), for_source)
+    assert (folder / "setup.py").read_bytes() == last["setup.py"]
+    work.revert(series.source(folder, for_source))
+    assert (folder / "setup.py").read_bytes() == SETUP["setup.py"]
+
+
+def test_patches_of_a_source_are_not_those_of_what_is_installed(site: Path, tmp_path: Path, for_source: tuple[Path, ...]) -> None:
+    assert series.packages(for_source) == []
+    assert work.apply(toy(site), for_source)["files"] == {}
+    write_patch(for_source[0])
+    assert sorted(work.check(toy(site), for_source)["files"]) == NAMES
+    assert list(series.source(unpack(tmp_path / "toy-1.2"), for_source).record) == ["setup.py"]
+    assert [(each["source"], each["files"]) for each in work.known(for_source, None)] == [(False, NAMES), (True, ["setup.py"])]
+
+
+def test_a_source_that_is_another_one_is_refused(tmp_path: Path, for_source: tuple[Path, ...]) -> None:
+    with pytest.raises(PatchError, match="is no unpacked source archive"):
+        series.source(tmp_path, for_source)
+    with pytest.raises(PatchError, match="there are no patches for the source of toy"):
+        series.source(unpack(tmp_path / "a"), ())
+    with pytest.raises(PatchError, match=r"are for <2,>=1, and this is 2\.0"):
+        series.source(unpack(tmp_path / "b", "2.0"), for_source)
+    folder = unpack(tmp_path / "c")
+    (folder / "setup.py").write_bytes(b"print()\n")
+    with pytest.raises(PatchError, match="setup.py was changed by somebody else") as caught:
+        work.apply(series.source(folder, for_source), for_source)
+    assert caught.value.hint == "unpack its source archive again"
+
+
+def test_every_patch_that_ships_fits_its_folder_and_quotes_no_line_of_upstreams() -> None:
+    found = sorted(work.shipped().rglob("*.patch"))
+    assert found
+    for path in found:
+        patch, above = series.read(path), path.parent.parent if path.parent.name == "source" else path.parent
+        assert (patch.applies_to.name, patch.applies_to.specifier) == (above.parent.name, SpecifierSet(above.name))
+        assert not [hunk for change in patch.changes for hunk in change.hunks if hunk.old]
+    assert len(work.known((work.shipped(),), None)) == len(found), "one lies where no command finds it"
+
+
 TEXT = st.lists(st.sampled_from(["a", "b", "", "\r", "é", " x", "-y", "+z"]), max_size=12).map("\n".join)
 
 
@@ -555,10 +633,25 @@ def test_a_team_carries_its_patches_in_a_recipe(tmp_path: Path, roots: tuple[Pat
 
 
 @pytest.mark.scenario
+def test_the_commands_take_a_source(tmp_path: Path, for_source: tuple[Path, ...]) -> None:
+    folder = unpack(tmp_path / "toy-1.2")
+    states = []
+    for verb in ("check", "apply", "status", "verify", "revert"):
+        code, document, told = fenno("patch", verb, "--source", folder, "--folder", for_source[0])
+        assert code == 0, told
+        states.append(document["packages"][0]["state"])
+    assert states == ["pristine", "patched", "patched", "patched", "pristine"]
+    assert (folder / "setup.py").read_bytes() == SETUP["setup.py"]
+    code, _, told = fenno("patch", "apply", "toy", "--source", folder, "--folder", for_source[0])
+    assert code == 2
+    assert "--source is one package by itself" in told
+
+
+@pytest.mark.scenario
 def test_the_commands_and_their_exit_codes(site: Path, roots: tuple[Path, ...]) -> None:
     where = ("toy", "--site", site, "--folder", roots[0])
     code, document, told = fenno("patch", "list", "--folder", roots[0])
-    assert (code, [each["patch"] for each in document["patches"]]) == (0, ["010-less.patch"])
+    assert (code, [each["patch"] for each in document["patches"] if each["package"] == "toy"]) == (0, ["010-less.patch"])
     assert "there is no flag" in told
     states = []
     for verb in ("check", "apply", "status", "verify", "revert", "status"):

@@ -1,10 +1,12 @@
-"""An installed package as its wheel left it: where it lies, its version, and the SHA-256 of every file, from its RECORD."""
+"""A package as it was delivered: where it lies, its version, and the SHA-256 of every file, from its wheel's RECORD; or an unpacked
+source archive, of which nothing is known but that."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import csv
+import email
 import hashlib
 import importlib.metadata
 import json
@@ -20,31 +22,40 @@ from packaging.version import InvalidVersion, Version
 from fenno import process
 from fenno.errors import PatchError, ProcessError
 
+_SDIST = "pip download --no-deps --no-binary :all: PACKAGE==VERSION, unpack it, and give that folder"
 _PATH = "import sys, json; print(json.dumps(sys.path))"
 
 
 @dataclass(frozen=True)
 class Installed:
-    """One distribution below the folder `site`. `record`: path below `site` -> SHA-256 in hex."""
+    """One distribution below the folder `site`. `record`: path below `site` -> SHA-256 in hex. `source`: it is an unpacked source
+    archive, not a package to be imported."""
 
     name: str
     version: Version
     site: Path
     record: Mapping[str, str]
+    source: bool = False
+
+    @property
+    def again(self) -> str:
+        """How to have it pristine again."""
+        install = f"install it again: pip install --force-reinstall --no-deps {self.name}=={self.version}"
+        return "unpack its source archive again" if self.source else install
 
     def file(self, path: str) -> Path:
-        """The file behind a path that is not trusted. Raises `PatchError` unless it is a plain file of this wheel."""
+        """The file behind a path that is not trusted. Raises `PatchError` unless it is a plain file of this package."""
         parts = PurePosixPath(path).parts
         outside = not parts or path.startswith("/") or ".." in parts or "\\" in path or "\0" in path
         if outside or path != "/".join(parts) or parts[0].endswith(".dist-info") or path not in self.record:
-            raise PatchError(f"{path!r} is not a file that {self.name} {self.version} installed", "a patch changes only those")
+            raise PatchError(f"{path!r} is not a file of {self.name} {self.version}", "a patch changes only those")
         below = self.site
         for part in parts:
             below = below / part
             if below.is_symlink():
                 raise PatchError(f"{below} is a symbolic link", "fenno writes through none; install the package as plain files")
         if not (below.exists() and stat.S_ISREG(below.lstat().st_mode)):
-            raise PatchError(f"{below} is missing, or no plain file", f"install {self.name} {self.version} again")
+            raise PatchError(f"{below} is missing, or no plain file", self.again)
         return below
 
 
@@ -70,6 +81,16 @@ def find(package: str, folders: Sequence[str]) -> Installed:
     if other is not None:
         raise PatchError(f"{package} was not installed from a wheel: there is no RECORD to tell what is pristine", _wheel(package))
     raise PatchError(f"{package} is not installed there", "name the interpreter that has it: --python PATH")
+
+
+def unpacked(folder: Path) -> Installed:
+    """A source archive unpacked in `folder`, by its PKG-INFO; no file of it is known. Raises `PatchError` when it is none."""
+    try:
+        fields = email.message_from_string((folder / "PKG-INFO").read_text(encoding="utf-8"))
+        name, version = canonicalize_name(fields["Name"] or "", validate=True), Version(fields["Version"] or "")
+    except (OSError, ValueError) as error:
+        raise PatchError(f"{folder} is no unpacked source archive: its PKG-INFO cannot be read ({error})", _SDIST) from None
+    return Installed(name, version, folder.resolve(), {}, source=True)
 
 
 def _wheel(package: str) -> str:

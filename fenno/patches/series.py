@@ -1,4 +1,5 @@
 """Patch files: patches/<package>/<specifier>/NNN-name.patch, a header in DEP-3's manner and a unified diff, and what they make.
+Those for an unpacked source archive lie one folder deeper, in <specifier>/source.
 
     Description: what it changes
     Reason: why no flag, variable or plugin does it
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -23,7 +24,7 @@ from packaging.utils import canonicalize_name
 
 from fenno.errors import PatchError
 from fenno.patches import diff
-from fenno.patches.installed import Installed, sha256
+from fenno.patches.installed import Installed, sha256, unpacked
 
 FIELDS = ("Description", "Reason", "Upstream", "Superseded-By", "Applies-To", "Sha256")
 _NAME = re.compile(r"[0-9]{3}-[A-Za-z0-9._-]+\.patch")
@@ -93,36 +94,54 @@ def _fields(head: bytes, path: Path) -> dict[str, list[str]]:
     return fields
 
 
-def packages(roots: Iterable[Path]) -> list[str]:
-    """The packages that the folders of patches have patches for."""
-    return sorted({path.parent.parent.name for root in roots for path in root.glob("*/*/*.patch")})
+def packages(roots: Iterable[Path], *, source: bool = False) -> list[str]:
+    """The packages that the folders of patches have patches for, installed or unpacked."""
+    pattern = "*/*/source/*.patch" if source else "*/*/*.patch"
+    return sorted({path.relative_to(root).parts[0] for root in roots for path in root.glob(pattern)})
 
 
-def folders(package: str, roots: Iterable[Path]) -> list[tuple[SpecifierSet, Path]]:
-    """The folders patches/<package>/<specifier> of all roots, in order. Raises `PatchError` for a name that is no specifier."""
+def folders(package: str, roots: Iterable[Path], *, source: bool) -> list[tuple[SpecifierSet, Path]]:
+    """The folders of all roots with patches for a package, installed or unpacked, in order.
+
+    Raises `PatchError` for a name that is no specifier.
+    """
     found = []
     for path in (path for root in roots for path in sorted((root / package).glob("*")) if path.is_dir()):
+        place = path / "source" if source else path
         try:
-            found.append((SpecifierSet(path.name), path))
+            found += [(SpecifierSet(path.name), place)] if any(place.glob("*.patch")) else []
         except InvalidSpecifier as error:
             raise PatchError(f"{path.name!r} in {path.parent} is no range of versions", "such as '>=0.24,<0.25'") from error
     return found
 
 
 def series(installed: Installed, roots: Sequence[Path]) -> tuple[Patch, ...]:
-    """The patches for the installed version: root after root, each in the order of their numbers. Raises `PatchError`.
+    """The patches for this version: root after root, each in the order of their numbers. Raises `PatchError`.
 
-    Empty only where no root has a folder for the package.
+    Empty only where no root has a patch for the package.
     """
-    known = folders(installed.name, roots)
+    known = folders(installed.name, roots, source=installed.source)
     matching = [path for specifier, path in known if specifier.contains(installed.version, prereleases=True)]
     if known and not matching:
-        ranges = ", ".join(str(specifier) for specifier, _ in known)
+        ranges = "; ".join(str(specifier) for specifier, _ in known)
         raise PatchError(
-            f"the patches for {installed.name} are for {ranges}, and {installed.version} is installed",
+            f"the patches for {installed.name} are for {ranges}, and this is {installed.version}",
             "a patch for another version is never tried; see `fenno patch list`",
         )
     return tuple(_fitting(installed, path) for folder in matching for path in sorted(folder.glob("*.patch")))
+
+
+def source(folder: Path, roots: Sequence[Path]) -> Installed:
+    """An unpacked source archive. It has no RECORD: pristine is the file that the first patch of it was made for.
+
+    Raises `PatchError` when it is none, or there is no patch for it.
+    """
+    found = unpacked(folder)
+    patches = series(found, roots)
+    if not patches:
+        raise PatchError(f"there are no patches for the source of {found.name}", "see `fenno patch list`")
+    before = [(path, digests[0]) for patch in patches for path, digests in patch.digests.items()]
+    return replace(found, record=dict(reversed(before)))
 
 
 def _fitting(installed: Installed, path: Path) -> Patch:
@@ -133,7 +152,7 @@ def _fitting(installed: Installed, path: Path) -> Patch:
     same = canonicalize_name(patch.applies_to.name) == canonicalize_name(installed.name)
     if not same or not patch.applies_to.specifier.contains(installed.version, prereleases=True):
         raise PatchError(
-            f"{path} applies to {patch.applies_to}, and {installed.name} {installed.version} is installed",
+            f"{path} applies to {patch.applies_to}, and this is {installed.name} {installed.version}",
             "its header and its folder should name the same versions",
         )
     return patch
@@ -150,7 +169,7 @@ def results(installed: Installed, patches: Iterable[Patch], original: Callable[[
             if sha256(content) != before:
                 raise PatchError(
                     f"{patch.name} was made for another {path} than {installed.name} {installed.version} has",
-                    "make the patch anew against the installed file",
+                    "make the patch anew against that file",
                 )
             contents[path] = diff.apply(content, change, patch.name)
             if sha256(contents[path]) != after:

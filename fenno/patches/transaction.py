@@ -55,7 +55,7 @@ def state(installed: Installed) -> State:
     except FileNotFoundError:
         return State(str(installed.version))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise PatchError(f"{path} cannot be read: {error}", _again(installed)) from error
+        raise PatchError(f"{path} cannot be read: {error}", installed.again) from error
     return known if known.version == str(installed.version) else State(str(installed.version))
 
 
@@ -79,18 +79,14 @@ def original(installed: Installed, path: str) -> bytes:
     kept = folder(installed) / "originals" / pristine
     content = kept.read_bytes() if kept.is_file() else b""
     if sha256(content) != pristine:
-        raise PatchError(f"the original of {path} is not in {kept.parent}", _again(installed))
+        raise PatchError(f"the original of {path} is not in {kept.parent}", installed.again)
     return content
 
 
 def drifted(installed: Installed, path: str) -> PatchError:
     """The error for a file that is neither as installed nor as patched."""
-    message = f"{installed.site / path} was changed by somebody else: it is neither as installed nor as patched"
-    return PatchError(message, _again(installed))
-
-
-def _again(installed: Installed) -> str:
-    return f"install it again: pip install --force-reinstall --no-deps {installed.name}=={installed.version}"
+    message = f"{installed.site / path} was changed by somebody else: it is neither pristine nor as patched"
+    return PatchError(message, installed.again)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 from fenno.errors import PatchError
 from fenno.patches import transaction
 from fenno.patches.installed import Installed, sha256
-from fenno.patches.series import Patch, folders, read, results, series
+from fenno.patches.series import Patch, folders, packages, read, results, series
 
 
 def shipped() -> Path:
@@ -107,16 +107,22 @@ def verify(installed: Installed, where: Sequence[Path]) -> tuple[bool, dict[str,
     return right, {**found, "files": {**found["files"], **drifted}, "verified": right}
 
 
-def known(package: str, where: Sequence[Path]) -> list[dict[str, Any]]:
-    """Every patch there is for a package, whatever version it is for."""
-    ranges = folders(package, where)
-    return [_said(str(versions), read(path)) for versions, place in ranges for path in sorted(place.glob("*.patch"))]
+def known(where: Sequence[Path], names: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Every patch there is for these packages, None for all, whatever version it is for."""
+    return [
+        _said(str(versions), read(path), source)
+        for source in (False, True)
+        for name in names or packages(where, source=source)
+        for versions, place in folders(name, where, source=source)
+        for path in sorted(place.glob("*.patch"))
+    ]
 
 
-def _said(versions: str, patch: Patch) -> dict[str, Any]:
+def _said(versions: str, patch: Patch, source: bool) -> dict[str, Any]:
     return {
         "patch": patch.name,
         "package": patch.applies_to.name,
+        "source": source,
         "versions": versions,
         "description": patch.description,
         "reason": patch.reason,
