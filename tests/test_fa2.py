@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from fenno.errors import BuildError, FennoError, UsageError
-from fenno.fa2 import need, plan
-from fenno.fa2.lattice import Switch, Unit, kernels, units
+from fenno.fa2 import need, plan, tiles
+from fenno.fa2.lattice import Switch, Tile, Unit, kernels, units
 from fenno.fa2.releases import NEWEST, RELEASES, release
 
 LLAMA_3_70B = {
@@ -247,3 +247,13 @@ def test_a_folder_without_a_config_is_one_sentence(tmp_path: Path) -> None:
     done = command("--model", tmp_path, "--plan", "--arch", "sm_90")
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no config.json" in done.stderr
+
+
+def test_what_a_trimmed_build_is_timed_against_is_the_same_units_with_upstreams_flags() -> None:
+    trimmed = tiles.with_tiles(planned(LLAMA_3_70B), {Unit("fwd", 128, "bf16", False): (Tile(32, 64, 2),)})
+    made = plan.with_stock_flags(trimmed)
+    assert made.units == trimmed.units
+    assert (made.kernels, dict(made.tiles)) == (173, {})
+    assert not [flag for flag in (*made.cxx_flags, *made.nvcc_flags) if "DISABLE" in flag]
+    assert made.seconds > 3 * planned(LLAMA_3_70B).seconds
+    assert made.wall <= made.seconds

@@ -19,7 +19,7 @@ from fa2_made import RELEASE, WHOLE, code_for, stand_in, tree, wheel_of
 from stub.waiting import until
 from test_fa2 import DEEPSEEK_V2, GROK_2, LLAMA_3_70B, planned
 
-from fenno import process
+from fenno import machine, process
 from fenno.commands import fa2 as command
 from fenno.errors import BuildError, DiskError, FennoError
 from fenno.fa2 import build, plan, progress, source, stubs, toolchain, wheel
@@ -254,6 +254,44 @@ def test_a_library_that_is_whole_becomes_a_wheel_that_is_found_again(tmp_path: P
     python = stand_in(tmp_path / "python", "exit 1")
     with pytest.raises(BuildError):
         built(tmp_path, python)
+
+
+# In place of the interpreter, for calls of a wheel: nothing is wrong, and all takes as long.
+ANSWERS = """
+import json, sys
+asked = json.load(sys.stdin)
+print(json.dumps({"gpu": "a GPU", "torch": "x", "flash_attn": "x", "first_call_ms": {}, "launch_us": {}}))
+for case in asked.get("shapes", []):
+    times = {name: {"low": 60.0, "median": 60.0, "high": 60.0} for name in [*asked["libraries"], "sdpa"]}
+    print(json.dumps({"shape": case, "times": times}))
+print(json.dumps({"done": True}))
+"""
+
+
+@needs_compiler
+def test_units_with_stock_flags_are_built_beside_the_wheel_and_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree(tmp_path / "made")
+    (tmp_path / "config.json").write_text(json.dumps(GROK_2))
+    (tmp_path / "answers.py").write_text(ANSWERS)
+    answer = json.dumps(dataclasses.asdict(WHOLE))
+    steps = (
+        f"*/toolchain.py) echo '{answer}';; */setup.py) {wheel_of(tmp_path, SM80)};; *) {sys.executable} {tmp_path}/answers.py;;"
+    )
+    python = stand_in(tmp_path / "bin/python", f'case "$1" in {steps} esac')
+    monkeypatch.setattr(machine, "read_gpus", lambda: ([object()], ""))
+    asked: dict[str, Any] = {"model": tmp_path, "arch": "sm_80", "jobs": "1", "python": python, "source_path": tmp_path / "made"}
+    for _ in range(2):
+        command.build_fa2(**asked, out=tmp_path / "out", stock=True, as_json=True)
+        told = capsys.readouterr()
+        document = json.loads(told.out)
+        assert document["verified"]["against_stock"] == {"shapes": 18, "lowest": 1.0, "highest": 1.0}
+        assert "the same units with stock flags, to time against: about" in told.err
+    made = [json.loads(path.read_text()) for path in (tmp_path / "out").glob(f"*/*/flash_attn/{build.MANIFEST}")]
+    trimmed = sorted((each["kernels"], "-DFLASHATTENTION_DISABLE_DROPOUT" in each["nvcc_flags"]) for each in made)
+    assert trimmed == [(62, True), (173, False)]
+    assert told.err.count("built before") == 2, "the second time"
 
 
 SM80 = code_for(80)

@@ -141,13 +141,14 @@ def test_each_units_tiles_are_timed_and_checked_on_the_calls_that_run_in_it() ->
     assert {case.causal for case in trial.checks(PROMPTS, planned(GROK_2))} == {True}
 
 
-def test_without_a_gpu_no_tile_is_built(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--tiles", "--stock"])
+def test_without_a_gpu_nothing_is_built_that_would_be_measured_there(option: str, tmp_path: Path) -> None:
     if machine.read_gpus()[0]:
         pytest.skip("there is a GPU here")
     tree(tmp_path / "made")
-    done = subprocess.run(words(tmp_path, answering(tmp_path, "exit 1"), "--tiles"), capture_output=True, text=True, check=False)
+    done = subprocess.run(words(tmp_path, answering(tmp_path, "exit 1"), option), capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "--tiles measures on a GPU, and there is none here" in done.stderr
+    assert f"{option} measures on a GPU, and there is none here" in done.stderr
     assert not (tmp_path / "out").exists()
 
 
@@ -199,7 +200,8 @@ if "verify.py" in sys.argv[1]:
             print(json.dumps({"case": case, "variant": variant, "error": error, "plain": 0.001}))
 else:
     assert all(len(variant) == 1 and set(variant.values()) == {name} for name, variant in asked["variants"].items())
-    print(json.dumps({"first_call_ms": {}, "launch_us": {}}))
+    names = asked["libraries"]
+    print(json.dumps({"first_call_ms": dict.fromkeys(names, 7.0), "launch_us": dict.fromkeys(names, 9.0)}))
     for case in asked["shapes"]:
         times = {name: 1000.0 / int(name.split("x")[0]) for name in asked["libraries"]}
         print(json.dumps({"shape": case, "times": {n: {"low": t - 0.1, "median": t, "high": t + 0.1} for n, t in times.items()}}))
@@ -222,5 +224,6 @@ def test_an_experiment_builds_once_checks_times_and_keeps_what_is_faster(tmp_pat
     assert [each.kept and each.kept.rows for each in tried] == [256, 256, 128]
     assert [list(each.wrong) for each in tried] == [["64x32x2"], ["64x32x2"], []]
     assert "64x32x2" not in tried[0].rows[0]["times"]
+    assert "  64x64x4: first call 7.0 ms, launch 9.0 us" in trial.lines(tried)
     assert said[0].startswith("41 tiles in one library, for 3 units")
     assert len(list(out.glob("*/*.whl"))) == 1

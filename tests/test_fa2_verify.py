@@ -71,6 +71,56 @@ def test_a_wheel_of_which_every_call_fails_says_why_and_is_not_timed(tmp_path: P
     assert len((tmp_path / "calls").read_text().splitlines()) == 1, "what is wrong is not timed"
 
 
+# In place of the interpreter: right answers, and times by the names of the libraries.
+TIMES = """
+import json, os, sys
+asked = json.load(sys.stdin)
+if "verify.py" in sys.argv[1]:
+    print(json.dumps({"gpu": "H200", "torch": "x", "flash_attn": "x"}))
+    for case in asked["cases"]:
+        print(json.dumps({"case": case, "variant": {}, "error": 0.001, "plain": 0.001}))
+else:
+    assert all(os.path.isfile(path) for path in asked["libraries"].values())
+    print(json.dumps({"first_call_ms": {}, "launch_us": {}}))
+    for case in asked["shapes"]:
+        taken = {"fenno": 99.0 if case["softcap"] else 101.0, "stock": 100.0, "sdpa": 80.0}
+        times = {name: {"low": t, "median": t, "high": t} for name, t in taken.items() if name in [*asked["libraries"], "sdpa"]}
+        print(json.dumps({"shape": case, "times": times}))
+print(json.dumps({"done": True}))
+"""
+
+
+def test_a_wheel_is_timed_beside_the_same_units_with_stock_flags_when_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "answers.py").write_text(TIMES)
+    python, made = stand_in(tmp_path / "python", f'exec {sys.executable} {tmp_path}/answers.py "$1"'), planned(GROK_2)
+    alone = verify.run(made, wheel(tmp_path), python, tmp_path / "alone")
+    beside = verify.run(made, wheel(tmp_path), python, tmp_path / "beside", lambda: wheel(tmp_path))
+    assert [set(row["times"]) for row in alone["timings"][1:]] == [{"fenno", "sdpa"}] * len(verify.timed_shapes(made))
+    assert [set(row["times"]) for row in beside["timings"][1:]] == [{"fenno", "stock", "sdpa"}] * len(verify.timed_shapes(made))
+    assert alone["against_stock"] is None
+    assert beside["against_stock"] == {"shapes": 18, "lowest": 0.99, "highest": 1.01}
+    assert "with stock flags" not in " ".join(verify.lines(alone))
+    assert verify.lines(beside)[-1] == (
+        "  beside the same units with stock flags: 0.990 to 1.010 of their time, on the 18 shapes of 50 us and more"
+    )
+
+
+def test_nothing_is_built_to_time_a_wheel_against_that_is_wrong(tmp_path: Path) -> None:
+    answers = "; ".join(f"echo '{json.dumps(row)}'" for row in (HEAD, FAILED, {"done": True}))
+    python = stand_in(tmp_path / "python", f"cat > /dev/null; {answers}")
+    found = verify.run(planned(GROK_2), wheel(tmp_path), python, tmp_path / "x", lambda: pytest.fail("it was built"))
+    assert found["faults"]
+
+
+def test_a_model_with_a_soft_cap_is_timed_without_it_too_and_short_calls_are_not_judged() -> None:
+    assert {case.softcap for case in verify.timed_shapes(planned(GROK_2))} == {0.0, verify.CAP}
+    assert verify.timed_shapes(planned(LLAMA_3_70B)) == verify.shapes(planned(LLAMA_3_70B))
+    pairs = ((10.0, 20.0), (49.0, 49.9), (51.0, 50.0), (99.0, 100.0))
+    rows = [{"times": {"fenno": {"median": fenno}, "stock": {"median": stock}}} for fenno, stock in pairs]
+    assert verify.against_stock(rows) == {"shapes": 2, "lowest": 0.99, "highest": 1.02}
+    assert verify.against_stock(rows[:2]) is None
+
+
 def wheel(tmp_path: Path) -> Path:
     with zipfile.ZipFile(tmp_path / "x.whl", "w") as made:
         made.writestr("flash_attn_2_cuda.cpython-312.so", "")

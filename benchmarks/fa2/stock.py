@@ -2,8 +2,8 @@
 
 usage: stock.py MODEL_DIR ARCH ARCHIVE OUT same|others    (fenno on PYTHONPATH, run by the interpreter that has torch)
 
-"same": the units that `fenno build-fa2` compiles for the model, without a switch compiled out; a wheel comes of it. "others": three
-more units, two of them backward, whose times stand for the rest of the release. Stopped by SIGTERM, it tells what is through.
+"same": the units that `fenno build-fa2` compiles for the model, as its --stock would build them. "others": three more units,
+two of them backward, whose times stand for the rest of the release. Stopped by SIGTERM, it tells what is through.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def main(model: str, arch: str, archive: str, out: str, which: str) -> None:
     )
     units = trimmed.units if which == "same" else OTHERS
     counts = {Path(unit.file).stem: len(lattice.kernels(unit, trimmed.release)) for unit in units}
-    made = dataclasses.replace(trimmed, off=(), units=units, kernels=sum(counts.values()))
+    made = plan.with_stock_flags(dataclasses.replace(trimmed, units=units))
     found = toolchain.look(sys.executable)
     wheel = None
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -30,7 +31,8 @@ def build_fa2(
     jobs: Annotated[str, typer.Option(help="compilers side by side; auto: what memory and cores allow")] = "auto",
     source_path: Annotated[Path | None, typer.Option("--source", help="flash-attn's source: its archive, or a folder")] = None,
     git: Annotated[str | None, typer.Option(help="URL@TAG: the source from a git tag")] = None,
-    verify: Annotated[bool, typer.Option("--verify", help="on a GPU: outputs against float64, times against torch's")] = False,
+    verify: Annotated[bool, typer.Option("--verify", help="on a GPU: outputs against float64, times beside torch's")] = False,
+    stock: Annotated[bool, typer.Option("--stock", help="--verify that also times the same units with stock flags")] = False,
     try_tiles: Annotated[bool, typer.Option("--tiles", help="on a GPU: try other tile sizes, keep what is faster")] = False,
     python: Annotated[str | None, typer.Option(help="the interpreter the wheel is for; default: the one fenno runs under")] = None,
     out: Annotated[Path, typer.Option(help="where sources, objects and wheels are kept")] = Path("fenno-fa2"),
@@ -57,7 +59,9 @@ def build_fa2(
             console.say(line)
     if plan_only:
         return console.result(plan.document(made))
-    return console.result(built(made, python, given, out.resolve(), side_by_side, verify=verify, try_tiles=try_tiles))
+    return console.result(
+        built(made, python, given, out.resolve(), side_by_side, verify=verify or stock, stock=stock, try_tiles=try_tiles)
+    )
 
 
 def compilers(text: str) -> int | None:
@@ -70,7 +74,7 @@ def compilers(text: str) -> int | None:
 
 
 def built(
-    made: FlashPlan, python: str | None, given: Given, out: Path, jobs: int | None, *, verify: bool, try_tiles: bool
+    made: FlashPlan, python: str | None, given: Given, out: Path, jobs: int | None, *, verify: bool, stock: bool, try_tiles: bool
 ) -> dict[str, Any]:
     """Build a planned wheel; its document. What nobody would import is not built."""
     from fenno.engine import catalogue
@@ -81,6 +85,8 @@ def built(
         raise UsageError(
             f"nothing would import this wheel: {why}", "for transformers: --consumer transformers; to see the plan: --plan"
         )
+    for option in ["--tiles"] * try_tiles + ["--stock"] * stock:
+        need_gpu(option)
     interpreter = catalogue.interpreter(python)
     found = tools(interpreter, made.archs, out)
     tried = tried_tiles(made, found, interpreter, given, out, jobs) if try_tiles else []
@@ -88,23 +94,27 @@ def built(
     done = build.build(made, found, interpreter, given, out, console.say)
     told = build.document(found, done) | ({"tiles": trial.document(tried)} if tried else {})
     if verify or made.tiles:
-        told["verified"] = verified(made, done.wheel, interpreter)
+        other = partial(stock_wheel, made, found, interpreter, given, out) if stock else None
+        told["verified"] = verified(made, done.wheel, interpreter, other)
     console.say(f"install it: {interpreter} -m pip install --no-deps {done.wheel}")
     return told
 
 
-def tried_tiles(
-    made: FlashPlan, found: Toolchain, interpreter: str, given: Given, out: Path, jobs: int | None
-) -> list[Tried]:
-    """Try other tile sizes and show the table. Raises `UsageError` where there is no GPU."""
-    import tempfile
-
+def need_gpu(option: str) -> None:
+    """Raise `UsageError` where there is no GPU for an option that measures on one."""
     from fenno import machine
-    from fenno.fa2 import trial
 
     gpus, note = machine.read_gpus()
     if not gpus:
-        raise UsageError(f"--tiles measures on a GPU, and there is none here ({note})", "leave it out")
+        raise UsageError(f"{option} measures on a GPU, and there is none here ({note})", "leave it out")
+
+
+def tried_tiles(made: FlashPlan, found: Toolchain, interpreter: str, given: Given, out: Path, jobs: int | None) -> list[Tried]:
+    """Try other tile sizes and show the table."""
+    import tempfile
+
+    from fenno.fa2 import trial
+
     with tempfile.TemporaryDirectory(prefix="fenno-tiles-") as folder:
         tried = trial.run(made, found, interpreter, given, out, Path(folder), console.say, jobs)
     for line in trial.lines(tried):
@@ -112,14 +122,24 @@ def tried_tiles(
     return tried
 
 
-def verified(made: FlashPlan, wheel: Path, interpreter: str) -> dict[str, Any]:
+def stock_wheel(made: FlashPlan, found: Toolchain, interpreter: str, given: Given, out: Path) -> Path:
+    """A wheel of the same units with stock flags, built or found built before."""
+    from fenno.fa2 import build, plan
+    from fenno.units import show_duration
+
+    other = plan.with_stock_flags(made)
+    console.say(f"the same units with stock flags, to time against: about {show_duration(round(other.wall))}")
+    return build.build(other, found, interpreter, given, out, console.say).wheel
+
+
+def verified(made: FlashPlan, wheel: Path, interpreter: str, stock: Callable[[], Path] | None) -> dict[str, Any]:
     """Verify a wheel and say what came of it. Raises `BuildError` when an answer is wrong."""
     import tempfile
 
     from fenno.fa2 import verify
 
     with tempfile.TemporaryDirectory(prefix="fenno-verify-") as folder:
-        found = verify.run(made, wheel, interpreter, Path(folder))
+        found = verify.run(made, wheel, interpreter, Path(folder), stock)
     for line in verify.lines(found):
         console.say(line)
     if found["faults"]:

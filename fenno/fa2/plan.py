@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, get_args
 
@@ -135,6 +135,13 @@ def make(
         wall=wall(times, jobs),
         consumer=_known(consumer),
     )
+
+
+def with_stock_flags(plan: Plan) -> Plan:
+    """The same units as upstream compiles them: nothing compiled out, no other tile. What a trimmed build is timed against."""
+    made = replace(plan, off=(), tiles={}, kernels=sum(len(kernels(unit, plan.release)) for unit in plan.units))
+    times = list(made.estimates.values())
+    return replace(made, seconds=sum(times), wall=wall(times, plan.jobs))
 
 
 def _known(consumer: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,15 @@ from fenno.units import show_duration
 
 @dataclass(frozen=True)
 class Tried:
-    """One unit's tiles. `wrong`: those that failed, and how; `rows`: for each shape the times of the others, with upstream's."""
+    """One unit's tiles. `wrong`: those that failed, and how; `rows`: for each shape the times of the others, with upstream's.
+    `calls`: what their first calls and their launches cost, as `inside/bench.py` says it."""
 
     unit: Unit
     stock: Tile
     wrong: dict[str, str]
     rows: list[dict[str, Any]]
     kept: Tile | None
+    calls: Mapping[str, Any] = field(default_factory=dict)
 
 
 def run(
@@ -53,7 +55,8 @@ def one(unit: Unit, wanted: Sequence[Tile], plan: Plan, python: str, library: Pa
     right = {tile: variant for tile, variant in variants.items() if tile not in wrong}
     timed = verify.time_shapes(python, dict.fromkeys(right, library), shapes(unit, plan), right) if right else []
     rows = [row for row in timed if "shape" in row]
-    return Tried(unit, stock, wrong, rows, tiles.kept(rows, stock) if str(stock) in right else None)
+    calls = next((row for row in timed if "first_call_ms" in row), {})
+    return Tried(unit, stock, wrong, rows, tiles.kept(rows, stock) if str(stock) in right else None, calls)
 
 
 def checked(python: str, unpacked: Path, cases: Sequence[Case], variants: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
@@ -100,6 +103,7 @@ def document(tried: Sequence[Tried]) -> list[dict[str, Any]]:
             "upstream": str(each.stock),
             "kept": str(each.kept or each.stock),
             "wrong": each.wrong,
+            "calls": dict(each.calls),
             "shapes": [{"shape": str(Case(**row["shape"])), "times": row["times"]} for row in each.rows],
         }
         for each in tried
@@ -112,6 +116,7 @@ def lines(tried: Sequence[Tried]) -> list[str]:
     for each in tried:
         told.append(f"{tiles.name(each.unit)}: upstream's {each.stock}, kept {each.kept or 'that'}")
         told += [f"  {tile}: {fault}" for tile, fault in each.wrong.items()]
+        told += verify.timing_lines(each.calls)
         for row in each.rows:
             own = row["times"][str(each.stock)]
             told.append(f"  {Case(**row['shape'])}")

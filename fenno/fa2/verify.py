@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ TIMEOUT = 900.0
 # As upstream's own tests: at most so many times the error that plain torch makes in the same dtype.
 MARGIN = 3.0
 SMALL = 1e-5
+NOTABLE = 50.0  # microseconds: what is shorter is timed, and not judged
 DIED = "run it again; CUDA_LAUNCH_BLOCKING=1 names the place"
 CAP, WINDOW = 30.0, 256
 
@@ -105,6 +106,19 @@ def shapes(plan: Plan) -> tuple[Case, ...]:
     return (*prompts, *(Case("cache", batch, 1, keys, *rest) for batch, keys in steps))
 
 
+def timed_shapes(plan: Plan) -> tuple[Case, ...]:
+    """What is timed of a wheel; with a soft cap the same calls without it, too, since torch's own attention has none."""
+    found = shapes(plan)
+    return found if "softcap" in plan.off else (*(replace(case, softcap=0.0) for case in found), *found)
+
+
+def against_stock(timed: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The wheel's median over that with stock flags, lowest and highest of the shapes of 50 us and more; None without any."""
+    pairs = [(row["times"]["fenno"]["median"], row["times"]["stock"]["median"]) for row in timed if "stock" in row.get("times", ())]
+    ratios = [fenno / stock for fenno, stock in pairs if stock >= NOTABLE]
+    return {"shapes": len(ratios), "lowest": min(ratios), "highest": max(ratios)} if ratios else None
+
+
 def faults(results: Sequence[Mapping[str, Any]]) -> list[str]:
     """What is wrong, by the lines that `inside/verify.py` printed; none for a wheel that answers right."""
     found = []
@@ -129,6 +143,7 @@ def summary(results: Sequence[Mapping[str, Any]], timed: Sequence[Mapping[str, A
         "worst": max((row["error"] / max(row["plain"], SMALL) for row in compared), default=None),
         "faults": faults(results),
         "timings": [dict(row) for row in timed],
+        "against_stock": against_stock(timed),
     }
 
 
@@ -144,7 +159,12 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         f"{found['refused']} calls of what was left out raise",
         *(f"  WRONG: {fault}" for fault in found["faults"]),
     ]
-    return [*told, *(line for row in found["timings"] for line in timing_lines(row))]
+    told += [line for row in found["timings"] for line in timing_lines(row)]
+    ratio = found["against_stock"]
+    if ratio:
+        span = f"{ratio['lowest']:.3f} to {ratio['highest']:.3f} of their time"
+        told += [f"  beside the same units with stock flags: {span}, on the {ratio['shapes']} shapes of {NOTABLE:g} us and more"]
+    return told
 
 
 def timing_lines(row: Mapping[str, Any]) -> list[str]:
@@ -166,13 +186,17 @@ def unpack(wheel: Path, folder: Path) -> Path:
     return next(folder.glob("flash_attn_2_cuda*.so"))
 
 
-def run(plan: Plan, wheel: Path, python: str, folder: Path) -> dict[str, Any]:
-    """Verify a wheel; its summary. `folder`: an empty one for this. Raises `BuildError` when it cannot be imported or dies."""
-    library = unpack(wheel, folder / "wheel")
+def run(plan: Plan, wheel: Path, python: str, folder: Path, stock: Callable[[], Path] | None = None) -> dict[str, Any]:
+    """Verify a wheel; its summary. `folder`: an empty one for this. `stock` makes a wheel of the same units with stock flags, to be
+    timed beside it. Raises `BuildError` when it cannot be imported or dies."""
+    libraries = {"fenno": unpack(wheel, folder / "wheel")}
     results = compare(python, folder / "wheel", cases(plan), refused(plan))
     # A wheel that is wrong is not timed: it may well die of it, and that would hide what is wrong.
-    timed = time_shapes(python, {"fenno": library}, shapes(plan)) if results[0]["gpu"] and not faults(results) else []
-    return summary(results, timed)
+    if results[0]["gpu"] is None or faults(results):
+        return summary(results, [])
+    if stock:
+        libraries["stock"] = unpack(stock(), folder / "stock")
+    return summary(results, time_shapes(python, libraries, timed_shapes(plan)))
 
 
 def compare(
