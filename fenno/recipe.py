@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -42,6 +43,10 @@ Rate = Annotated[float, Field(gt=0)]
 Limit = Annotated[float, Field(gt=0), _read(units.duration)]
 Scalar = bool | int | float | str | None
 
+# What an environment variable is called whose value stands in no file; and an address with a password in it.
+SECRET = "[A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|KEY)"
+_PASSWORD = re.compile(r"\w+://[^/\s:@]+:[^/\s@]+@")
+
 PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 
 
@@ -60,7 +65,9 @@ class Engine(Model):
         default_factory=dict,
         description="`vllm serve` flags without the dashes; true for a switch, false for its --no- form",
     )
-    env: dict[str, str] = Field(default_factory=dict, description="environment variables of the engine")
+    env: dict[str, str | None] = Field(
+        default_factory=dict, description="environment variables of the engine; null: as whoever runs fenno has it, such as a token"
+    )
     scheduler: Literal["fcfs", "token_aware"] | None = Field(None, description="the order of waiting requests")
     trust_remote_code: bool = False
     url: str | None = Field(
@@ -80,10 +87,23 @@ class Engine(Model):
         """How many GPUs its parallel flags ask for; 1 without any."""
         return math.prod(int(str(self.flags.get(name) or 1)) for name in PARALLEL)
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment variables that have their values here; the others are inherited."""
+        return {name: value for name, value in self.env.items() if value is not None}
+
+    @property
+    def unwritten(self) -> tuple[str, ...]:
+        """The environment variables to which no file of fenno's gives a value: inherited ones, and secrets."""
+        return tuple(name for name, value in self.env.items() if value is None or is_secret(name, value))
+
     @model_validator(mode="after")
     def _key_that_nobody_sees(self) -> Engine:
         if "api-key" in self.flags:
             raise ValueError("`flags.api-key` would be seen by everybody in `ps`: use `api_key_env` or `api_key_file`")
+        words = [name for name, value in self.flags.items() if isinstance(value, str)]
+        if seen := next((name for name in words if is_secret(name.upper().replace("-", "_"))), None):
+            raise ValueError(f"`flags.{seen}` would be seen by everybody in `ps`: give it as a variable in `env`")
         if self.api_key_env and self.api_key_file:
             raise ValueError("give `api_key_env` or `api_key_file`, not both")
         return self
@@ -286,8 +306,19 @@ class Recipe(Model):
     serve: Serve = Serve()
 
     def digest(self) -> str:
-        """Twelve hex digits that change whenever anything in the recipe does."""
-        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()[:12]
+        """Twelve hex digits that change whenever anything in the recipe does but a secret."""
+        told = self.without_secrets().model_dump(mode="json")
+        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:12]
+
+    def without_secrets(self) -> Recipe:
+        """The same recipe as it may be written down: variables that hold secrets are inherited from whoever reads it again."""
+        env = {**self.engine.env, **dict.fromkeys(self.engine.unwritten)}
+        return self.model_copy(update={"engine": self.engine.model_copy(update={"env": env})})
+
+    def to_yaml(self) -> str:
+        """The recipe as a file's text, without what is at its default, and without its secrets."""
+        data = self.without_secrets().model_dump(mode="json", exclude_defaults=True)
+        return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
     @model_validator(mode="after")
     def _classes_there(self) -> Recipe:
@@ -318,6 +349,11 @@ class Recipe(Model):
             return Recipe.model_validate({**self.model_dump(), "targets": merged})
         except ValidationError as error:
             raise UsageError("the target " + _explain(error.errors()[0]).replace("`targets.", "`")) from error
+
+
+def is_secret(variable: str, value: str = "") -> bool:
+    """Whether what an environment variable holds must not be written down: by its name, or for a password in an address."""
+    return re.fullmatch(SECRET, variable) is not None or _PASSWORD.search(value) is not None
 
 
 def schema() -> dict[str, Any]:

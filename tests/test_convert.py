@@ -37,6 +37,14 @@ def test_what_does_not_start_vllm_is_refused(words: list[str]) -> None:
         convert.from_command(words)
 
 
+def test_secrets_of_a_command_line_are_inherited_by_the_recipe() -> None:
+    words = "HF_TOKEN=hidden A=b vllm serve m --hf-token hidden2".split()
+    text = convert.to_yaml(convert.from_command(words), words)
+    assert "hidden" not in text
+    assert "# Left out: --hf-token." in text and "# Not written down: HF_TOKEN." in text
+    assert recipe.parse(text, "made").engine.env == {"HF_TOKEN": None, "A": "b"}
+
+
 def test_short_flags_end_the_one_before_and_what_is_left_out_is_said() -> None:
     words = "vllm serve m -q awq -O3 --seed -1 --port 8000 --api-key=secret".split()
     data = convert.from_command(words)

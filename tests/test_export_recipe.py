@@ -279,7 +279,6 @@ def test_pods_find_the_plugin_as_it_would_lie_in_a_folder(tmp_path: Path) -> Non
     ("engine", "said"),
     [
         ({"model": None, "url": "http://127.0.0.1:1"}, "started by somebody else"),
-        ({"flags": {"hf-token": "hidden"}}, "`hf-token` would be seen"),
         ({"flags": {"ssl-certfile": "/x"}}, "plain HTTP"),
         ({"flags": {"no-such-flag": 1}}, "has no flag"),
     ],

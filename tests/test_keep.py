@@ -243,9 +243,23 @@ def test_a_key_that_was_promised_is_there_or_nothing_starts(tmp_path: Path, monk
     assert command.api_key(parsed().engine) is None
 
 
+def test_a_variable_that_is_to_be_inherited_is_there_or_nothing_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = parsed(env={"SOME_TOKEN": None, "OTHER_TOKEN": "a"})
+    monkeypatch.delenv("SOME_TOKEN", raising=False)
+    with pytest.raises(RecipeError, match="SOME_TOKEN is not set"):
+        command.check_inherited(chosen.engine)
+    monkeypatch.setenv("SOME_TOKEN", "b")
+    command.check_inherited(chosen.engine)
+    start = command.serve(chosen, executable="python", distribution="vllm", model="m", port=1)
+    assert "SOME_TOKEN" not in start.env and start.env["OTHER_TOKEN"] == "a", "fenno's own environment is the engine's too"
+
+
 def test_a_key_on_the_command_line_is_refused() -> None:
     with pytest.raises(RecipeError, match="would be seen by everybody"):
         parsed(flags={"api-key": "secret"})
+    with pytest.raises(RecipeError, match="`flags.hf-token` would be seen by everybody"):
+        parsed(flags={"hf-token": "secret"})
+    assert parsed(flags={"hf-token": True}).engine.flags == {"hf-token": True}, "the one that is stored"
     with pytest.raises(RecipeError, match="not both"):
         parsed(api_key_env="A", api_key_file="b")
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from stub.harness import ENGINE
 
 from fenno import recipe
@@ -98,6 +99,20 @@ def test_a_recipe_cannot_be_changed_and_its_digest_follows_every_key() -> None:
         first.name = "b"  # type: ignore[misc]
     assert first.digest() == recipe.parse(SMALLEST, "elsewhere").digest()
     assert first.digest() != first.with_targets(p95_ttft=0.5).digest()
+
+
+def test_what_is_written_of_a_recipe_holds_no_secret_and_is_the_same_recipe() -> None:
+    env = {"HF_TOKEN": "hidden-1", "AWS_SECRET_ACCESS_KEY": "hidden-2", "https_proxy": "http://me:hidden-3@proxy:3128", "A": "b"}
+    given = recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m", "env": env}}, sort_keys=False), "a test")
+    text = given.to_yaml()
+    read = recipe.parse(text, "a test")
+    assert "hidden" not in text and read.engine.variables == {"A": "b"}
+    assert read.engine.unwritten == given.engine.unwritten == ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "https_proxy")
+    assert read.digest() == given.digest() and read.to_yaml() == text
+    other = given.model_copy(update={"engine": given.engine.model_copy(update={"env": {**env, "A": "c"}})})
+    assert other.digest() != given.digest()
+    plain = ("TOKENIZERS_PARALLELISM", "VLLM_MAX_TOKENS", "KEYS", "HTTP_PROXY")
+    assert not any(recipe.is_secret(name, "http://proxy:3128") for name in plain)
 
 
 def test_targets_of_the_command_line_are_checked_like_those_of_a_file() -> None:

@@ -37,8 +37,8 @@ class Story:
         return self.study.name
 
 
-def studied(place: Place) -> Story:
-    chosen = place.recipe(targets=TARGETS, workload={"timeout": "4s"})
+def studied(place: Place, **env: str) -> Story:
+    chosen = place.recipe(targets=TARGETS, workload={"timeout": "4s"}, env=env)
     return Story(place, place.fenno("tune", "--confirm", "off", chosen))
 
 
@@ -66,8 +66,9 @@ def looked_at(place: Place) -> Story:
 
 
 def reproduced(place: Place) -> Story:
-    story = studied(place)
-    story.runs["held"] = place.fenno("study", "reproduce", story.name)
+    story = studied(place, FENNO_TEST_TOKEN="not-to-be-seen")
+    story.runs["no token"] = place.fenno("study", "reproduce", story.name)
+    story.runs["held"] = place.fenno("study", "reproduce", story.name, FENNO_TEST_TOKEN="not-to-be-seen")
     slower(story)
     story.runs["lost"] = place.fenno("study", "reproduce", story.study, timeout=120)
     story.runs["list"] = place.fenno("study", "list")
@@ -126,6 +127,15 @@ def test_what_a_study_command_cannot_do_is_a_sentence(told: Callable[[str], Stor
     runs = told("looked").runs
     assert (runs["xml"].code, runs["none"].code) == (2, 2)
     assert "--to is 'xml'" in runs["xml"].err and "there is no study 'nothing'" in runs["none"].err
+
+
+def test_a_secret_of_the_recipe_is_in_no_file_of_its_studies_and_is_asked_for_again(told: Callable[[str], Story]) -> None:
+    story = told("reproduced")
+    written = {path: path.read_bytes() for path in (story.place.folder / "fenno-studies").rglob("*") if path.is_file()}
+    assert len({path.parent for path in written if path.name == "recipe.yaml"}) == 3
+    assert not [path for path, text in written.items() if b"not-to-be-seen" in text]
+    refused = story.runs["no token"]
+    assert refused.code == 2 and "FENNO_TEST_TOKEN is not set" in refused.err
 
 
 def test_a_study_that_still_holds_is_reproduced_and_one_that_no_longer_does_is_told(told: Callable[[str], Story]) -> None:

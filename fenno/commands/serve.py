@@ -170,6 +170,8 @@ def rollback(name: NameArgument = None, detach: DetachOption = False) -> None:
     """Serve the recipe that was served before under the same name, on the same port."""
     import os
 
+    from fenno import recipe
+    from fenno.engine import command
     from fenno.serve import state
     from fenno.serve import status as statuses
 
@@ -178,6 +180,8 @@ def rollback(name: NameArgument = None, detach: DetachOption = False) -> None:
         hint = f"`fenno stop {server.name}` on each host, then `fenno serve` the earlier recipe there with --role"
         raise UsageError(f"{server.name} is the {server.role} of several hosts, which have to serve the same recipe", hint)
     earlier = state.before(server)
+    # What would end the start ends nothing that serves.
+    command.check_inherited(recipe.load(Path(earlier.path)).engine)
     background = detach or (server.detached and server.alive)
     if server.alive:
         statuses.stop(server, console.say)

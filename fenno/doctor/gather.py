@@ -48,7 +48,7 @@ def facts(
 ) -> Facts:
     """Look at this host for `recipe`. `recorded` is another host's topology, judged in place of this one's; `deep`: import and
     measure too, which takes a minute."""
-    variables = {**os.environ, **(recipe.engine.env if recipe else {})}
+    variables = {**os.environ, **(recipe.engine.variables if recipe else {})}
     hub = Path(hostfacts.places(variables)["Hub cache"])
     python = catalogue.interpreter(recipe.engine.python if recipe else None)
     looks: dict[str, Callable[[], Any]] = {

@@ -1,4 +1,5 @@
-"""How an engine is started: from a recipe to an argument list and an environment. All but the API key's functions are pure."""
+"""How an engine is started: from a recipe to an argument list and an environment. All but what looks at
+fenno's own environment is pure."""
 
 from __future__ import annotations
 
@@ -11,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from fenno.errors import RecipeError
-from fenno.recipe import Engine, Recipe, Scalar
+from fenno.recipe import SECRET, Engine, Recipe, Scalar, is_secret
 
 _LAUNCH = str(Path(__file__).parent / "inside" / "launch.py")
 DUMMY = "dummy:"
 KEY_VARIABLE = "VLLM_API_KEY"
 Flags = Mapping[str, "Scalar | list[Scalar]"]
-_SECRET = "[A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|KEY)"
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class Command:
 
     def shell(self) -> str:
         """The same as one line for a shell, with the variables in front and secrets left to the shell that runs it."""
-        variables = [f"{key}={shlex.quote(value)}" for key, value in self.env.items() if value is not None]
+        said = {key: value for key, value in self.env.items() if value is not None}
+        variables = [f'{key}="${key}"' if is_secret(key, value) else f"{key}={shlex.quote(value)}" for key, value in said.items()]
         return without_secrets(" ".join([*variables, shlex.join(self.argv)]))
 
 
@@ -68,7 +69,7 @@ def serve(
     `config`: a file that holds model and flags as `config` makes them, so that they are not on the command line.
     """
     start = [executable, _LAUNCH] if distribution != "vllm" else [executable, "-m", "vllm.entrypoints.cli.main"]
-    variables = {**_quiet(model), **recipe.engine.env, **(env or {})}
+    variables = {**_quiet(model), **recipe.engine.variables, **(env or {})}
     told = ["--config", config] if config else [model, *arguments(_flags(recipe, port, flags))]
     return Command((*start, "serve", *told), variables)
 
@@ -114,6 +115,14 @@ def api_key(engine: Engine) -> str | None:
     return os.environ[engine.api_key_env] if engine.api_key_env else None
 
 
+def check_inherited(engine: Engine) -> None:
+    """Raise `RecipeError` where a variable is to be inherited, and is not there."""
+    if missing := next((name for name, value in engine.env.items() if value is None and name not in os.environ), None):
+        raise RecipeError(
+            f"the environment variable {missing} is not set", f"`engine.env` leaves it to who runs fenno: export {missing}=..."
+        )
+
+
 def key_variable(engine: Engine) -> str | None:
     """The variable by which a child process gets the key; one from a file is put there first, for this process's children."""
     if engine.api_key_file:
@@ -128,14 +137,9 @@ def _quiet(model: str) -> dict[str, str | None]:
     return {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", **offline}
 
 
-def is_secret(variable: str) -> bool:
-    """Whether an environment variable of this name holds what must not be written down."""
-    return re.fullmatch(_SECRET, variable) is not None
-
-
 def without_secrets(command: str) -> str:
     """A command with its secrets left to the shell that runs it: HF_TOKEN=abc becomes HF_TOKEN="$HF_TOKEN"."""
     value = r"""(?:'[^']*'(?:"'"'[^']*')*|\S+)"""
-    command = re.sub(rf"\b({_SECRET})={value}", r'\1="$\1"', command)
+    command = re.sub(rf"\b({SECRET})={value}", r'\1="$\1"', command)
     flag = rf"(--(?:[a-z-]+-)?(token|secret|password|key))([ =]){value}"
     return re.sub(flag, lambda found: f'{found[1]}{found[3]}"${found[2].upper()}"', command)

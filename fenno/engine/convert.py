@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from fenno.errors import UsageError
+from fenno.recipe import is_secret
 
 _SHORT = {
     "-tp": "tensor-parallel-size",
@@ -20,16 +21,16 @@ _SHORT = {
     "-cc": "compilation-config",
 }
 # Where the server listens is fenno's to say, and a name for the key must not end up in a file.
-_DROPPED = {"host", "port", "api-key"}
+_DROPPED = {"host", "port", "api-key", "hf-token"}
 
 
 def from_command(words: Sequence[str]) -> dict[str, Any]:
     """The recipe as plain data. Raises `UsageError` when the words are not a command that starts vLLM."""
     rest = list(words[1:] if words[:1] == ["--"] else words)
-    env: dict[str, str] = {}
+    env: dict[str, str | None] = {}
     while rest and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", rest[0]):
         name, _, value = rest.pop(0).partition("=")
-        env[name] = value
+        env[name] = None if is_secret(name, value) else value
     engine: dict[str, Any] = {}
     python, rest = _program(rest)
     if python:
@@ -57,7 +58,9 @@ def to_yaml(data: dict[str, Any], words: Sequence[str] = ()) -> str:
     if "python" not in data["engine"]:
         head += "# vLLM is looked for beside fenno; one that is elsewhere: `engine.python: /path/to/its/python`.\n"
     if left := [f"--{name}" for name in sorted(_DROPPED) if any(word.partition("=")[0] == f"--{name}" for word in words)]:
-        head += f"# Left out: {', '.join(left)}. See `fenno serve --help`, and `engine.api_key_env`.\n"
+        head += f"# Left out: {', '.join(left)}. See `fenno serve --help`, `engine.api_key_env`, and for a token `engine.env`.\n"
+    if inherited := [name for name, value in data["engine"].get("env", {}).items() if value is None]:
+        head += f"# Not written down: {', '.join(inherited)}. It has to be in the environment of whoever runs fenno.\n"
     return head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 

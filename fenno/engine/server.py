@@ -141,6 +141,7 @@ def prepare(
     `folder` is where the plugin would be put: for a recipe that asks for fenno's scheduler, unless `flags` names one, and for a
     model that vLLM has only by the plugin.
     """
+    command.check_inherited(recipe.engine)
     executable = catalogue.interpreter(recipe.engine.python)
     model, ours = model_path(recipe), None
     steered = recipe.engine.scheduler == "token_aware" and "scheduler-cls" not in (flags or {})

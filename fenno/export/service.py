@@ -15,7 +15,7 @@ from packaging.version import Version
 from fenno.engine import command, plugin, server
 from fenno.engine.catalogue import Catalogue
 from fenno.errors import RecipeError, UsageError
-from fenno.recipe import Engine, Recipe
+from fenno.recipe import Engine, Recipe, is_secret
 from fenno.serve import keep
 
 SLACK = 15  # seconds that an engine has to end after its last request, before it is killed
@@ -75,7 +75,7 @@ class Service:
     @property
     def secrets(self) -> tuple[Secret, ...]:
         engine = self.recipe.engine
-        named = {name: Secret(name, source=name) for name in engine.env if command.is_secret(name)}
+        named = {name: Secret(name, source=name) for name in engine.unwritten}
         if engine.api_key_file or engine.api_key_env:
             file = str(Path(engine.api_key_file).expanduser().absolute()) if engine.api_key_file else None
             named[command.KEY_VARIABLE] = Secret(command.KEY_VARIABLE, file, engine.api_key_env)
@@ -112,7 +112,7 @@ class Service:
             env=self._plugin_env(plugin_at) if self.plugin and plugin_at else {},
             config=config,
         )
-        return command.Command(made.argv, {key: value for key, value in made.env.items() if not command.is_secret(key)})
+        return command.Command(made.argv, {key: value for key, value in made.env.items() if not is_secret(key, value or "")})
 
     def arguments(self, host: str) -> list[str]:
         """The same after `vllm serve`, for an image, where it listens on `host`."""
@@ -131,7 +131,7 @@ class Service:
 
     def _plugin_env(self, folder: str) -> dict[str, str]:
         """The variables under which the engine finds the plugin, beside what the recipe itself puts there."""
-        given = self.recipe.engine.env
+        given = self.recipe.engine.variables
         behind, allowed = given.get("PYTHONPATH"), given.get("VLLM_PLUGINS")
         named = {"VLLM_PLUGINS": f"{allowed},fenno"} if allowed and "fenno" not in allowed.split(",") else {}
         return {"PYTHONPATH": f"{folder}:{behind}" if behind else folder, **named}
@@ -156,10 +156,6 @@ def of(recipe: Recipe, known: Catalogue | None = None, gpus: int | None = None) 
 def _exportable(engine: Engine) -> None:
     if engine.model is None:
         raise RecipeError("this recipe's engine is started by somebody else", "there is only `engine.model` to export")
-    words = [name for name, value in engine.flags.items() if isinstance(value, str)]
-    seen = next((name for name in words if command.is_secret(name.upper().replace("-", "_"))), None)
-    if seen:
-        raise RecipeError(f"the flag `{seen}` would be seen by everybody in `ps`", "give it as a variable in `engine.env`")
     if engine.flags.get("ssl-certfile"):
         raise RecipeError("an export's probes speak plain HTTP, which `ssl-certfile` ends", "let a proxy in front speak TLS")
 

@@ -47,7 +47,7 @@ def _told(recipe: Recipe, script: str, limit: float, wanted: str) -> dict[str, A
         quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1"}
         beside = {"PYTHONSAFEPATH": None}  # the scripts import what lies beside them
         # As at a start, where the plugin is laid over the recipe's own path.
-        env: dict[str, str | None] = {**quiet, **offline, **recipe.engine.env, **known, **beside}
+        env: dict[str, str | None] = {**quiet, **offline, **recipe.engine.variables, **known, **beside}
         try:
             done = process.run([python, str(_INSIDE / script), *words], timeout=limit, env=env)
         except ProcessError as error:

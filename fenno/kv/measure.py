@@ -24,7 +24,7 @@ def transfers(recipe: Recipe, model: Mapping[str, Any], batch: int, tokens: int)
     shape |= {"dtype": model["cache_dtype"], "batch": batch, "tokens": tokens}
     argv = [catalogue.interpreter(recipe.engine.python), _SCRIPT, json.dumps(shape)]
     try:
-        done = process.run(argv, timeout=600.0, env=dict(recipe.engine.env))
+        done = process.run(argv, timeout=600.0, env=dict(recipe.engine.variables))
     except ProcessError as error:
         raise EngineError(f"the transfers cannot be timed: {error}", error.hint) from error
     line = next((text for text in done.stdout.splitlines() if text.startswith("{")), None)

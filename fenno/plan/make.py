@@ -29,7 +29,7 @@ def make(recipe: Recipe, config: Config, device: Device, gpus: int, files: int |
     """
     shape = shapes.read(config)
     flags = _flags(recipe, device, gpus)
-    at = fit.setting(flags, recipe.engine.env, config, shape, device, gpus)
+    at = fit.setting(flags, recipe.engine.variables, config, shape, device, gpus)
     found = fit.fit(shape, at, device, gpus)
     prompt, answer = lengths(recipe)
     batch = _sequences(at, found, prompt + answer)

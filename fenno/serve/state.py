@@ -18,8 +18,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
 from fenno import process
 from fenno.engine import catalogue
 from fenno.errors import DiskError, UsageError
@@ -152,7 +150,7 @@ class Place:
         entry = Served(recipe.digest(), str(copy), str(Path.cwd()), self.state.port, time.time())
         others = [served for served in history(self.folder) if served.digest != entry.digest]
         with contextlib.suppress(OSError):
-            process.write(copy, yaml.safe_dump(recipe.model_dump(mode="json", exclude_defaults=True), sort_keys=False))
+            process.write(copy, recipe.to_yaml())
             process.write(self.folder / "history.json", json.dumps([asdict(served) for served in [*others[-9:], entry]], indent=1))
 
 

@@ -79,17 +79,17 @@ def _weighty(facts: Mapping[str, Any]) -> list[Any]:
 def tuned(recipe: Recipe, point: Point, space: Space) -> Recipe:
     """The recipe with the smallest change from the defaults that gives `point`."""
     flags = {**recipe.engine.flags, **spaces.plain_flags(point, space)}
-    variables = {**recipe.engine.env, **spaces.plain_variables(point, space)}
-    env = {name: value for name, value in variables.items() if value is not None}
+    variables = spaces.plain_variables(point, space)
+    unset = [name for name, value in variables.items() if value is None]
+    env = {name: value for name, value in {**recipe.engine.env, **variables}.items() if name not in unset}
     scheduler = spaces.changed(point, space).get(POLICY, recipe.engine.scheduler)
     engine = recipe.engine.model_copy(update={"flags": flags, "env": env, "scheduler": scheduler})
     return recipe.model_copy(update={"engine": engine})
 
 
 def recipe_yaml(recipe: Recipe, head: str) -> str:
-    """A recipe as YAML, without what is at its default."""
-    data = recipe.model_dump(mode="json", exclude_defaults=True)
-    return comment(head) + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+    """A recipe as YAML under a comment."""
+    return comment(head) + recipe.to_yaml()
 
 
 def comment(text: str) -> str:

@@ -89,6 +89,7 @@ def ready(
     if (fault := server.model_fault(recipe.engine)) is not None:
         raise RecipeError(f"recipe {recipe.name}: {fault}", "`engine.model` is a folder, a Hub id (owner/name), or dummy:NAME")
     command.api_key(recipe.engine)
+    command.check_inherited(recipe.engine)
     known, space = runs.known_space(recipe, say)
     fitted = memory.within(recipe, known, host)
     if fitted is not recipe:

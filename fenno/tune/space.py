@@ -98,7 +98,7 @@ def _restart(name: str, given: Sequence[Scalar], recipe: Recipe, catalogue: Cata
 def _at_start(name: str, recipe: Recipe, catalogue: Catalogue) -> Scalar:
     """The value of a knob of the start when the search changes nothing."""
     if is_variable(name):
-        return recipe.engine.env.get(name)
+        return recipe.engine.variables.get(name)
     start = recipe.engine.flags.get(name, catalogue.flags[name].default)
     return start if not isinstance(start, list) else None
 
