@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -207,25 +207,37 @@ class Workload(Model):
         return self
 
 
+def _unit(value: object) -> object:
+    """A latency as a file has it. Raises `ValueError` for a whole number: 800 is rarely meant as seconds."""
+    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+        raise ValueError(f"{value} has no unit: write {value}ms, or {value}s")
+    return value
+
+
+# A validator that is named first is called last.
+LatencyLimit = Annotated[float, Field(gt=0), _read(units.duration), BeforeValidator(_unit, json_schema_input_type=str | float)]
+TARGETS = "they are p50, p90, p95 or p99 of ttft, tpot, e2el or gap (p95_ttft), and qps, memory, availability"
+
+
 class Latencies(Model):
     """Limits of percentiles in seconds: to the first token, a token after it, to the last token, the longest gap."""
 
-    p50_ttft: Limit | None = None
-    p90_ttft: Limit | None = None
-    p95_ttft: Limit | None = None
-    p99_ttft: Limit | None = None
-    p50_tpot: Limit | None = None
-    p90_tpot: Limit | None = None
-    p95_tpot: Limit | None = None
-    p99_tpot: Limit | None = None
-    p50_e2el: Limit | None = None
-    p90_e2el: Limit | None = None
-    p95_e2el: Limit | None = None
-    p99_e2el: Limit | None = None
-    p50_gap: Limit | None = None
-    p90_gap: Limit | None = None
-    p95_gap: Limit | None = None
-    p99_gap: Limit | None = None
+    p50_ttft: LatencyLimit | None = None
+    p90_ttft: LatencyLimit | None = None
+    p95_ttft: LatencyLimit | None = None
+    p99_ttft: LatencyLimit | None = None
+    p50_tpot: LatencyLimit | None = None
+    p90_tpot: LatencyLimit | None = None
+    p95_tpot: LatencyLimit | None = None
+    p99_tpot: LatencyLimit | None = None
+    p50_e2el: LatencyLimit | None = None
+    p90_e2el: LatencyLimit | None = None
+    p95_e2el: LatencyLimit | None = None
+    p99_e2el: LatencyLimit | None = None
+    p50_gap: LatencyLimit | None = None
+    p90_gap: LatencyLimit | None = None
+    p95_gap: LatencyLimit | None = None
+    p99_gap: LatencyLimit | None = None
 
     def limits(self) -> dict[str, float]:
         """Those that are set, by name ("p95_ttft"), in seconds."""
@@ -348,7 +360,11 @@ class Recipe(Model):
         try:
             return Recipe.model_validate({**self.model_dump(), "targets": merged})
         except ValidationError as error:
-            raise UsageError("the target " + _explain(error.errors()[0]).replace("`targets.", "`")) from error
+            first = error.errors()[0]
+            if first["type"] == "extra_forbidden":
+                name = str(first["loc"][-1])
+                raise UsageError(f"there is no target `{name}`{_near(name, [*Targets.model_fields])}", TARGETS) from error
+            raise UsageError("the target " + _explain(first).replace("`targets.", "`")) from error
 
 
 def is_secret(variable: str, value: str = "") -> bool:
@@ -379,11 +395,33 @@ def find(what: str) -> Path:
     path = Path(what)
     if path.is_file():
         return path
+    if path.is_dir():
+        raise RecipeError(f"{what} is a folder, not a recipe", _inside(path))
     near = difflib.get_close_matches(what, embedded(), n=1)
     raise RecipeError(
         f"there is no recipe {what!r}, neither a file nor a name" + (f"; did you mean {near[0]}?" if near else ""),
-        "see `fenno recipe list`",
+        _meant(what),
     )
+
+
+def _inside(folder: Path) -> str:
+    """What to do with a folder that was given for a recipe, by what lies in it."""
+    if (folder / "tuned.yaml").is_file():
+        return f"the recipe of that study is {folder / 'tuned.yaml'}"
+    if (folder / "config.json").is_file():
+        return f"make a recipe for that model: fenno init -- vllm serve {folder} > fenno.yaml"
+    return "give a recipe's file, or a name from `fenno recipe list`"
+
+
+def _meant(what: str) -> str:
+    """What to do with words that are neither a file nor a name, by what they look like: an address, a Hub id."""
+    if "://" in what:
+        return "a server's address is for `fenno loadtest`, `compare` and `soak`; in a recipe it is `engine.url`"
+    if re.fullmatch(r"[\w.-]+:[0-9]+(/.*)?", what):
+        return f"a server's address is written http://{what}"
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", what) and not what.endswith((".yaml", ".yml")):
+        return f"make a recipe for that model: fenno init -- vllm serve {what} > fenno.yaml"
+    return "see `fenno recipe list`"
 
 
 def load(path: Path) -> Recipe:
@@ -422,16 +460,24 @@ def _explain(error: Any) -> str:
     names = [str(part) for part in error["loc"] if isinstance(part, int) or "[" not in part]
     key = ".".join(names)
     if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(names[-1], _keys_at(names[:-1]), n=1)
-        return f"unknown key `{key}`" + (f"; did you mean `{near[0]}`?" if near else "")
+        return f"unknown key `{key}`" + _near(names[-1], _keys_at(names[:-1]))
     if error["type"] == "missing":
         return f"`{key}` is missing"
     message = error["msg"].removeprefix("Value error, ")
     return f"`{key}`: {message}" if key else message
 
 
+def _near(name: str, keys: Sequence[str]) -> str:
+    """Which key was meant, as words for the end of a sentence: of a latency of which half is said, the first token's P95."""
+    whole = [key for key in (f"{name}_ttft", f"p95_{name}") if key in keys]
+    near = whole or difflib.get_close_matches(name, keys, n=1)
+    return f"; did you mean `{near[0]}`?" if near else ""
+
+
 def _keys_at(names: list[str]) -> list[str]:
     """The keys that are allowed below `names`."""
+    if names[:2] == ["targets", "classes"]:
+        return [*Latencies.model_fields]
     model: Any = Recipe
     for name in names:
         field = getattr(model, "model_fields", {}).get(name)

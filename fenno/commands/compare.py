@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from fenno.commands.given import (
     check_prompts,
     choose,
     parse,
+    quantity,
 )
 
 if TYPE_CHECKING:
@@ -69,7 +71,7 @@ def compare(
     from fenno.compare import run
     from fenno.compare.block import Making
 
-    target, equivalent = parse(units.share, target_availability), units.share(margin, or_zero=True)
+    target, equivalent = judged(target_availability, margin)
     arms = run.chosen(names, reader(model, endpoint, api_key_env, ca_file))
     places, folder = gpus or (), None
     if arms[0].recipe is None:
@@ -77,10 +79,17 @@ def compare(
         found = run.from_disk(arms)
     else:
         sent = {"users": users, "rate": rate, "seed": seed, "prompts": prompts, "processes": processes, "extra_body": extra_body}
-        plan = traffic(arms, places, units.duration(duration), warmup, timeout, headers=header or (), **sent)
+        seconds = quantity("--duration", units.duration, duration)
+        plan = traffic(arms, places, seconds, warmup, timeout, headers=header or (), **sent)
         folder = out / time.strftime("%Y%m%d-%H%M%S")
         found = run.live(arms, Making(plan, folder, places), rounds, console.say)
     raise typer.Exit(tell(run.document(found, arms, target, folder, equivalent), junit, table=not as_json))
+
+
+def judged(target_availability: str | None, margin: str) -> tuple[float | None, float]:
+    """Shares that are judged by: the availability that must hold, if any, and the margin of equivalence. Raises `UsageError`."""
+    margin_of = functools.partial(units.share, or_zero=True)
+    return parse("--target-availability", units.share, target_availability), quantity("--margin", margin_of, margin)
 
 
 def reader(model: str | None, endpoint: str, api_key_env: str | None, ca_file: Path | None) -> Callable[[str], Recipe]:
@@ -106,8 +115,8 @@ def traffic(arms: Sequence[Arm], gpus: Sequence[str], duration: float, warmup: s
 
     assert arms[0].recipe is not None
     run.check_gpus(gpus, arms)
-    limit = parse(units.duration, timeout)
-    plan = job.plan(arms[0].recipe, duration=duration, warmup=units.duration(warmup), timeout=limit, **sent)
+    before, limit = quantity("--warmup", units.duration, warmup), parse("--timeout", units.duration, timeout)
+    plan = job.plan(arms[0].recipe, duration=duration, warmup=before, timeout=limit, **sent)
     check_prompts(plan.workload.prompts)
     if plan.workload.prompts and any(a.recipe and a.recipe.engine.url for a in arms):
         console.say("mind: prompts from a file are the same for all: one server's arms share its prefix cache", style="yellow")

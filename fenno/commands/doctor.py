@@ -14,7 +14,9 @@ from fenno.commands.given import JsonOption, RecipeArgument, choose
 from fenno.errors import UsageError
 
 
-def explain(log: Annotated[Path, typer.Argument(help="an engine's log, of a server that fenno did not start too")]) -> None:
+def explain(
+    log: Annotated[Path, typer.Argument(metavar="LOG", help="an engine's log, of a server that fenno did not start too")],
+) -> None:
     """Name what ended an engine, from its log."""
     from fenno.engine import failures
 

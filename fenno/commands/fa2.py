@@ -26,7 +26,10 @@ def build_fa2(
     plan_only: Annotated[bool, typer.Option("--plan", help="say what would be compiled, and why; compile nothing")] = False,
     arch: Annotated[str | None, typer.Option(help="sm_80 or sm_80,sm_90; default: the GPUs of this host")] = None,
     version: Annotated[str | None, typer.Option(help="of flash-attn; default: the newest that fenno knows")] = None,
-    consumer: Annotated[str | None, typer.Option(help="who will import it: transformers, sglang, vllm-src")] = None,
+    consumer: Annotated[
+        str | None,
+        typer.Option(help="who imports it: transformers, sglang, vllm, vllm-src; default: vllm, with --model transformers"),
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="bfloat16 or float16; default: the model's")] = None,
     jobs: Annotated[str, typer.Option(help="compilers side by side; auto: what memory and cores allow")] = "auto",
     source_path: Annotated[Path | None, typer.Option("--source", help="flash-attn's source: its archive, or a folder")] = None,

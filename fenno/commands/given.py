@@ -11,7 +11,7 @@ import typer
 from fenno import console, errors
 from fenno.errors import UsageError
 
-RecipeArgument = Annotated[str | None, typer.Argument(metavar="[RECIPE]", help="a recipe file or an embedded recipe's name")]
+RecipeArgument = Annotated[str | None, typer.Argument(metavar="RECIPE", help="a recipe file or an embedded recipe's name")]
 TargetOption = Annotated[
     list[str] | None, typer.Option(help="p95_ttft=800ms, p99_gap=1s, short:p95_ttft=300ms (a class); as often as needed")
 ]
@@ -51,9 +51,17 @@ def named(targets: list[str] | None) -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def parse(reader: Callable[[object], float], text: str | None) -> float | None:
-    """An option as people write it, or None when it was not given."""
-    return None if text is None else reader(text)
+def quantity(option: str, reader: Callable[[object], float], text: str) -> float:
+    """An option's value as people write it. Raises `UsageError` that names the option."""
+    try:
+        return reader(text)
+    except UsageError as error:
+        raise UsageError(f"{option}: {error}", error.hint) from error
+
+
+def parse(option: str, reader: Callable[[object], float], text: str | None) -> float | None:
+    """The same, or None when the option was not given."""
+    return None if text is None else quantity(option, reader, text)
 
 
 def check_prompts(path: str | None) -> None:

@@ -32,6 +32,7 @@ from fenno.commands.given import (
     choose,
     named,
     parse,
+    quantity,
 )
 from fenno.errors import EngineError, UsageError
 
@@ -47,7 +48,7 @@ WORKERS_OWN = ("where", "worker", "processes", "header", "api_key_env", "out", "
 def loadtest(
     context: typer.Context,
     where: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE|URL]", help="a recipe, or the address of a server that runs")
+        str | None, typer.Argument(metavar="RECIPE|URL", help="a recipe, or the address of a server that runs")
     ] = None,
     users: UsersOption = None,
     rate: RateOption = None,
@@ -100,12 +101,12 @@ def loadtest(
         ramp=ramp,
         trace=str(trace) if trace else None,
         scale=scale,
-        duration=parse(units.duration, duration),
+        duration=parse("--duration", units.duration, duration),
         requests=requests,
-        warmup=units.duration(warmup),
+        warmup=quantity("--warmup", units.duration, warmup),
         seed=seed,
         arm=folder.name,
-        timeout=parse(units.duration, timeout),
+        timeout=parse("--timeout", units.duration, timeout),
         prompts=prompts,
         processes=processes,
         bind=where_bound,
@@ -113,13 +114,14 @@ def loadtest(
         extra_body=extra_body,
     )
     check_step(context, step, find_capacity)
+    limit = quantity("--budget", units.duration, budget)
     if find_capacity:
         check_workload(plan.workload)
     if calibrate:
         raise typer.Exit(calibration_of(chosen, plan, folder, tokens_per_second))
     with endpoint_of(chosen, plan, folder) as (running, fitted):
         if find_capacity:
-            raise typer.Exit(capacity_of(running, fitted, folder, step, units.duration(budget)))
+            raise typer.Exit(capacity_of(running, fitted, folder, step, limit))
         document = loadtest.measure(fitted, running, chosen, folder, probing=probe, gpu_price=gpu_price)
     raise typer.Exit(tell_load(document, table=not as_json))
 

@@ -18,7 +18,7 @@ HELP = "Patches in installed packages, or in a source before it is built: a last
 group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=HELP)
 
 
-PackagesArgument = Annotated[list[str] | None, typer.Argument(help="packages; default: all that there are patches for")]
+PackagesArgument = Annotated[list[str] | None, typer.Argument(metavar="PACKAGE", help="default: all that there are patches for")]
 PythonOption = Annotated[str | None, typer.Option("--python", help="the interpreter that has them; default: the recipe's")]
 SiteOption = Annotated[Path | None, typer.Option("--site", help="a site-packages folder instead")]
 SourceOption = Annotated[Path | None, typer.Option("--source", help="an unpacked source archive, in place of what is installed")]

@@ -25,7 +25,7 @@ Flags = Annotated[
 
 def plan(
     what: Annotated[
-        str | None, typer.Argument(metavar="[RECIPE|DIR|HUB_ID]", help="a recipe, a folder with a config.json, a model")
+        str | None, typer.Argument(metavar="RECIPE|DIR|HUB_ID", help="a recipe, a folder with a config.json, a model")
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="how many; 0: a CPU; default: what recipe and flags say")] = None,
     gpu_type: Annotated[

@@ -21,7 +21,7 @@ def recipe_list() -> None:
 
 
 @group.command("show")
-def recipe_show(name: Annotated[str, typer.Argument(help="a recipe file or name")]) -> None:
+def recipe_show(name: Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe file or an embedded recipe's name")]) -> None:
     """Print a recipe's YAML."""
     from fenno import recipe
 
@@ -30,7 +30,7 @@ def recipe_show(name: Annotated[str, typer.Argument(help="a recipe file or name"
 
 @group.command("lint")
 def recipe_lint(
-    name: Annotated[str, typer.Argument(help="a recipe file or name")],
+    name: Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe file or an embedded recipe's name")],
     engine: Annotated[bool, typer.Option(help="check the flags against the installed engine too")] = True,
 ) -> None:
     """Check a recipe, and its flags against the installed engine."""

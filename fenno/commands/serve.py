@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fenno.serve.keep import Told
 
 NameOption = Annotated[str | None, typer.Option(help="what the server is called; default: the recipe's name")]
-NameArgument = Annotated[str | None, typer.Argument(help="the server's name; not needed when only one runs")]
+NameArgument = Annotated[str | None, typer.Argument(metavar="NAME", help="the server's name; not needed when only one runs")]
 DetachOption = Annotated[bool, typer.Option("--detach", help="serve in the background; returns when it is ready")]
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fenno import console, units
-from fenno.commands.compare import AvailabilityOption, GpusOption, JunitOption, MarginOption, reader, tell, traffic
+from fenno.commands.compare import AvailabilityOption, GpusOption, JunitOption, MarginOption, judged, reader, tell, traffic
 from fenno.commands.given import (
     AuthorityOption,
     BodyOption,
@@ -22,7 +22,7 @@ from fenno.commands.given import (
     RateOption,
     TimeoutOption,
     UsersOption,
-    parse,
+    quantity,
 )
 from fenno.errors import UsageError
 
@@ -56,13 +56,13 @@ def soak(
     from fenno.compare import soak as soaks
     from fenno.compare.block import Making
 
-    target, equivalent = parse(units.share, target_availability), units.share(margin, or_zero=True)
+    target, equivalent = judged(target_availability, margin)
     arms = run.chosen(names, reader(model, endpoint, api_key_env, ca_file), least=1)
     if arms[0].recipe is None:
         raise UsageError(f"{names[0]} is a load test that is over", "compare such with `fenno compare`")
     places = gpus or ()
     sent = {"users": users, "rate": rate, "seed": seed, "prompts": prompts, "processes": processes, "extra_body": extra_body}
-    plan = traffic(arms, places, units.duration(each) / blocks, warmup, timeout, headers=header or (), **sent)
+    plan = traffic(arms, places, quantity("--each", units.duration, each) / blocks, warmup, timeout, headers=header or (), **sent)
     folder = soaks.folder_of(arms, plan, blocks, out, places)
     told = functools.partial(run.document, arms=arms, target=target, folder=folder, margin=equivalent)
     found = soaks.soak(arms, Making(plan, folder, places), blocks, console.say, told)

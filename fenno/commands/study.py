@@ -9,14 +9,14 @@ from typing import Annotated
 import typer
 
 from fenno import console, units
-from fenno.commands.given import JsonOption, check_prompts
+from fenno.commands.given import JsonOption, check_prompts, quantity
 from fenno.commands.tune import OutOption, tell, tell_begin
 from fenno.errors import UsageError
 
 group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, show, export and reproduce studies.")
 
 StudyArgument = Annotated[
-    str | None, typer.Argument(metavar="[STUDY]", help="its folder, or its name or the beginning of it; default: the newest")
+    str | None, typer.Argument(metavar="STUDY", help="its folder, or its name or the beginning of it; default: the newest")
 ]
 OUT = Path("fenno-studies")
 
@@ -87,11 +87,12 @@ def reproduce(
     from fenno.screen import Screen
     from fenno.tune import again, studies
 
+    limit = quantity("--budget", units.duration, budget)
     kept = studies.find(out, name)
     chosen = recipe.load(studies.tuned(kept))
     check_prompts(chosen.workload.prompts)
     with Screen() as screen:
-        opened = again.begin(chosen, kept, out=kept.folder.parent, budget=units.duration(budget), seed=seed, events=screen)
+        opened = again.begin(chosen, kept, out=kept.folder.parent, budget=limit, seed=seed, events=screen)
         tell_begin(opened)
         verdict = again.once(opened.run, held=True)
     raise typer.Exit(tell(opened, verdict, serve=False))

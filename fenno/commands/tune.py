@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from fenno import console, units
-from fenno.commands.given import RecipeArgument, TargetOption, check_prompts, choose, named
+from fenno.commands.given import RecipeArgument, TargetOption, check_prompts, choose, named, quantity
 from fenno.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
@@ -67,10 +67,11 @@ def tune(
     check_prompts(chosen.workload.prompts)
     use_gpus(chosen, gpus)
     where = storages.address(storage) if storage else None
-    seconds, wanted, most = units.duration(budget), cast("Confirm", confirm), maximize is not None
+    wanted, most = cast("Confirm", confirm), maximize is not None
     arm = cast("Arm | None", control)
+    seconds, pause = quantity("--budget", units.duration, budget), quantity("--every", units.duration, every)
     if watch:
-        raise typer.Exit(watched(chosen, path, out=out, seed=seed, budget=seconds, every=units.duration(every)))
+        raise typer.Exit(watched(chosen, path, out=out, seed=seed, budget=seconds, every=pause))
     with Screen() as screen:
         ready = session.ready(chosen, budget=seconds, confirm=wanted, maximize=most, say=screen.say)
         for remark in ready.remarks:
