@@ -81,14 +81,7 @@ class Part:
         """`fitted` with this part's arrivals and answers."""
         arrivals = {"arrival": "gamma", "burstiness": self.burstiness} if self.burstiness else {}
         fitted = dataclasses.replace(fitted, workload=fitted.workload.model_copy(update=arrivals))
-        if self.unset is None:
-            return fitted
-        # Of V tokens as likely as each other, one that is e to the bias times as likely ends an answer with probability 1 / mean.
-        bias = math.log((VOCABULARY - 1) / (self.unset - 1))
-        free = {"max_tokens": None, "temperature": 1.0, "logit_bias": {str(END): bias}}
-        workload = fitted.workload.model_copy(update={"ignore_eos": False})
-        # Only a chat goes on without a limit: the completions endpoint's own is 16.
-        return endpoint.fitted(dataclasses.replace(fitted, endpoint="chat", workload=workload, extra_body=free))
+        return fitted if self.unset is None else unlimited(fitted, self.unset)
 
 
 @dataclasses.dataclass
@@ -170,6 +163,16 @@ class Study:
 
     def save(self) -> None:
         (self.out / "study.json").write_text(json.dumps(self.found))
+
+
+def unlimited(fitted: Plan, mean: float) -> Plan:
+    """`fitted` as chat clients send it who set no limit to answers, whose lengths are geometric with that mean."""
+    # Of V tokens as likely as each other, one that is e to the bias times as likely ends an answer with probability 1 / mean.
+    bias = math.log((VOCABULARY - 1) / (mean - 1))
+    free = {"max_tokens": None, "temperature": 1.0, "logit_bias": {str(END): bias}}
+    workload = fitted.workload.model_copy(update={"ignore_eos": False})
+    # Only a chat goes on without a limit: the completions endpoint's own is 16.
+    return endpoint.fitted(dataclasses.replace(fitted, endpoint="chat", workload=workload, extra_body=free))
 
 
 def order(part: Part) -> Iterator[tuple[int, str]]:
