@@ -408,6 +408,19 @@ def test_a_check_has_words_for_everything_and_sentences_end(check: checks.Check)
     assert check.why.endswith((".", ".)")) and not check.expected.endswith(".")
 
 
+@pytest.mark.parametrize(
+    ("id", "facts", "fix"),
+    [
+        ("model.config", model(local=False), "hf download org/model,"),
+        ("engine.installed", replace(GOOD, engine=None), "pip install 'vllm>="),
+        ("engine.installed", replace(GOOD, engine=None, recipe=None), "vLLM's CPU engine"),
+    ],
+)
+def test_a_fix_is_the_one_for_this_model_and_this_host(id: str, facts: Facts, fix: str) -> None:
+    check = next(check for check in checks.CHECKS if check.id == id)
+    assert fix in (check.judge(facts).fix or check.fix)
+
+
 def test_without_any_facts_nothing_fails_and_each_skip_says_why() -> None:
     results = checks.run(checks.CHECKS, Facts())
     assert {finding.status for _, finding in results} <= {"pass", "skip"}

@@ -149,12 +149,21 @@ def test_which_server_is_meant_has_to_be_clear(home: Path) -> None:
         state.find(None)
     for name in ("one", "two"):
         state.hold(name, parsed(), "x.yaml")
-    with pytest.raises(UsageError, match="which server"):
+    with pytest.raises(UsageError, match="which server is meant") as both:
         state.find(None)
+    assert "one, two" in both.value.hint
     with pytest.raises(UsageError, match="no server is called three"):
         state.find("three")
     with pytest.raises(UsageError, match="cannot be a server's name"):
         state.checked_name("../one")
+
+
+def test_where_no_server_runs_none_is_asked_for_as_if_one_did(home: Path) -> None:
+    for name in ("one", "two"):
+        state.hold(name, parsed(), "x.yaml").update(phase="stopped")
+    with pytest.raises(UsageError, match="no server runs") as found:
+        state.find(None)
+    assert "one, two" in found.value.hint
 
 
 def test_a_state_that_cannot_be_read_is_none(home: Path) -> None:

@@ -17,7 +17,7 @@ from fenno.commands.plan import hardware, model_config
 from fenno.engine import dummy
 from fenno.errors import UsageError
 from fenno.machine import Gpu
-from fenno.plan import fit, gpus, known, make, roofline, shape
+from fenno.plan import fit, gpus, known, make, roofline, shape, words
 from fenno.plan.fit import Fit, Setting
 from fenno.recipe import Recipe
 
@@ -432,12 +432,45 @@ def test_the_command_plans_a_cpu_recipe_for_a_cpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "hint"),
-    [(["--gpu-type", "H1000"], "there are A100-40G"), (["--gpu-type", "H100", "--flag", "dtype"], "has no value")],
+    ("typed", "hint"),
+    [
+        (["dummy:grok2-9b", "--gpu-type", "H1000"], "there are A100-40G"),
+        (["dummy:grok2-9b", "--gpu-type", "H100", "--flag", "dtype"], "has no value"),
+        (["dummy:grok2-9b", "--gpu-type", "H100", "--flag", "quantisation=fp8"], "did you mean quantization?"),
+        (["dummy:grok2-9b", "--gpu-type", "H100", "--flag", "enable-lora=true"], "a plan depends on tensor-parallel-size,"),
+        (["llama3-70b-h100x4", "--gpus", "8", "--gpu-type", "H200"], "--gpus 4, or --flag tensor-parallel-size=8"),
+        ([str(Path(__file__).parent), "--gpu-type", "H100"], "give the folder that has one"),
+        (["http://127.0.0.1:9", "--gpu-type", "H100"], "a server's address is for `fenno loadtest`"),
+    ],
 )
-def test_a_mistake_is_answered_with_what_to_write(words: list[str], hint: str) -> None:
-    code, said, _ = run("dummy:grok2-9b", *words)
+def test_a_mistake_is_answered_with_what_to_write(typed: list[str], hint: str) -> None:
+    code, said, _ = run(*typed)
     assert code == 2 and hint in said
+
+
+class Noted(dict[str, Any]):
+    """A mapping that notes which of its keys were looked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys_read: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.keys_read.add(key)
+        return default
+
+
+def test_the_flags_that_a_plan_takes_are_those_it_reads() -> None:
+    flags = Noted()
+    fit.setting(flags, {}, LLAMA_8B, shape.read(LLAMA_8B), gpus.named("H100"), 1)
+    assert flags.keys_read == {*fit.FLAGS}
+
+
+def test_a_plan_without_bounds_says_why() -> None:
+    nameless, known_one = gpus.Device("GPU of 79 GiB", 79 * GIB), gpus.named("H100")
+    said = [" ".join(words.lines(make.make(recipe(), LLAMA_8B, device, 1))) for device in (nameless, known_one)]
+    assert ["no bounds of speed: how fast a GPU of 79 GiB is, is not known" in each for each in said] == [True, False]
+    assert ["bounds, no predictions" in each for each in said] == [False, True]
 
 
 def test_without_a_type_it_is_this_hosts_gpu_or_the_recipes_memory_or_a_question(monkeypatch: pytest.MonkeyPatch) -> None:

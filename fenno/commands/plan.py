@@ -29,7 +29,8 @@ def plan(
     ] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="how many; 0: a CPU; default: what recipe and flags say")] = None,
     gpu_type: Annotated[
-        str | None, typer.Option(help="H100, H200, B200, A100-80G, L40S, RTX4090, ... or CPU; default: this host's")
+        str | None,
+        typer.Option(help="H100, H200, B200, A100-80G, L40S, RTX4090, ... or CPU; default: this host's, else the recipe's memory"),
     ] = None,
     flag: Flags = None,
     as_json: JsonOption = False,
@@ -56,20 +57,29 @@ def wanted(what: str | None) -> Recipe:
 
     if what is None or what in recipe.embedded() or Path(what).is_file():
         return recipe.load(choose(what))
-    if Path(what).is_dir() or "/" in what or what.startswith("dummy:"):
+    if Path(what).is_dir() or ("/" in what and "://" not in what) or what.startswith("dummy:"):
         return recipe.Recipe.model_validate({"name": "plan", "engine": {"model": what}})
     return recipe.load(recipe.find(what))  # says what there is
 
 
 def flagged(chosen: Recipe, flags: list[str] | None) -> Recipe:
-    """The recipe with flags laid over its own. Raises `UsageError` for what is no NAME=VALUE."""
+    """The recipe with flags laid over its own. Raises `UsageError` for what is no NAME=VALUE, and for what changes no plan."""
+    import difflib
+
     import yaml
+
+    from fenno.plan import fit
 
     pairs = [text.removeprefix("--").partition("=") for text in flags or ()]
     wrong = next((name for name, sign, value in pairs if not (name and sign and value)), None)
     if wrong is not None:
         raise UsageError(f"--flag {wrong!r} has no value", "write it as NAME=VALUE: --flag quantization=fp8")
-    more = {name: yaml.safe_load(value) for name, _, value in pairs}
+    more = {name.replace("_", "-"): yaml.safe_load(value) for name, _, value in pairs}
+    useless = next((name for name in more if name not in fit.FLAGS), None)
+    if useless is not None:
+        near = difflib.get_close_matches(useless, fit.FLAGS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"a plan depends on {', '.join(fit.FLAGS)}"
+        raise UsageError(f"--flag {useless}: no plan depends on that", hint)
     engine = chosen.engine.model_copy(update={"flags": {**chosen.engine.flags, **more}})
     return chosen.model_copy(update={"engine": engine})
 
@@ -90,8 +100,9 @@ def model_config(chosen: Recipe) -> tuple[dict[str, Any], int | None]:
     if found is None:
         raise UsageError("this recipe names a server that runs already: what it serves is not known", "give a model")
     if not found.config:
-        name = chosen.engine.model
-        hint = f"get the config alone, a few kB: hf download {name} config.json" if "/" in str(name) else "give its folder"
+        name = str(chosen.engine.model)
+        fetched = "/" in name and not Path(name).is_dir()
+        hint = f"get the config alone, a few kB: hf download {name} config.json" if fetched else "give the folder that has one"
         raise UsageError(f"there is no config.json of {name} on this host", hint)
     return dict(found.config), found.weights if found.local and not found.dummy else None
 

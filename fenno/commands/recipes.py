@@ -39,7 +39,7 @@ def recipe_lint(
 
     checked = recipe.load(recipe.find(name))
     if engine and checked.engine.model is not None:
-        known = catalogue.read(catalogue.interpreter(checked.engine.python))
+        known = catalogue.read(catalogue.interpreter(checked.engine.python), console.say)
         known.check(checked.engine.flags, name)
         console.say(f"{name}: the flags are those of vLLM {known.engine.version}")
     console.say(f"{name}: no mistakes found")

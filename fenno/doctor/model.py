@@ -87,7 +87,8 @@ def readable(facts: Facts) -> Finding:
     model = there(facts)
     if not model.local:
         known = ", known by fenno" if model.config else ""
-        return warn(f"{model.name} is not on this host{known}: the engine will fetch it at its start")
+        said = f"{model.name} is not on this host{known}: the engine will fetch it at its start"
+        return warn(said, f"hf download {model.name}, or give the folder that holds it")
     return ok(model.name) if model.config else fail(f"no config.json in {model.name}")
 
 

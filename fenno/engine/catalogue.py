@@ -125,6 +125,7 @@ def identify(executable: str) -> Identity:
 def read(executable: str, say: Callable[[str], None] = lambda text: None) -> Catalogue:
     """The catalogue of the vLLM under `executable`: a child imports it once, which `say` is told, later calls read a cache file."""
     if cached(executable) is None:
+        identify(executable)  # where there is none, nothing is asked
         say("asking this vLLM for its flags (once; it takes ten seconds or more)")
     return _read(executable)
 

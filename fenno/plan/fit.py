@@ -53,6 +53,15 @@ class Setting:
         return self.tp * self.pp * self.dp
 
 
+# The flags that `setting` reads: with any other a plan is the same.
+FLAGS = (
+    *PARALLEL,
+    "decode-context-parallel-size",
+    *("dtype", "quantization", "kv-cache-dtype", "kv-cache-memory-bytes", "block-size"),
+    *("max-model-len", "max-num-batched-tokens", "max-num-seqs", "gpu-memory-utilization", "enforce-eager"),
+)
+
+
 def setting(flags: Mapping[str, Any], env: Mapping[str, str], config: Config, shape: Shape, device: Device, gpus: int) -> Setting:
     """What the flags of `vllm serve` make of it on so many GPUs (0: a CPU); without parallel flags the heads are cut.
 
@@ -94,7 +103,9 @@ def _layout(flags: Mapping[str, Any], shape: Shape, gpus: int) -> tuple[int, int
         tp = next(size for size in range(gpus, 0, -1) if gpus % size == 0 and shape.heads % size == 0)
         pp = gpus // tp
     if tp * pp * dp != gpus:
-        raise UsageError(f"the flags cut the model for {tp * pp * dp} GPU(s), and there are {gpus}", f"--gpus {tp * pp * dp}")
+        others = pp * dp
+        also = f", or --flag {PARALLEL[0]}={gpus // others}" if gpus % others == 0 else ""
+        raise UsageError(f"the flags cut the model for {tp * others} GPU(s), and there are {gpus}", f"--gpus {tp * others}{also}")
     if shape.heads % tp or pp > shape.layers:
         raise UsageError(f"{shape.heads} heads in {shape.layers} layers cannot be cut for {tp} x {pp} ranks", "another layout")
     return tp, pp, dp

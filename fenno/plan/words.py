@@ -56,6 +56,8 @@ def lines(plan: Mapping[str, Any]) -> Iterator[str]:
 def _bounds(plan: Mapping[str, Any]) -> Iterator[str]:
     bounds, request = plan["bounds"], plan["request"]
     if not {"prompt", "one"} <= bounds.keys():
+        if plan["fits"] and plan["device"]["count"]:
+            yield f"no bounds of speed: how fast a {plan['device']['name']} is, is not known; --gpu-type names one that is"
         return
     yield f"bounds, no predictions, for {request['prompt']:g} tokens of prompt and {request['answer']:g} of answer:"
     prompt, alone = bounds["prompt"], "a token of one sequence"

@@ -127,7 +127,7 @@ def find(name: str | None) -> State:
         raise UsageError("fenno serves nothing here", "start a server with `fenno serve RECIPE --detach`")
     if name:
         raise UsageError(f"no server is called {name}", f"there are: {names}")
-    raise UsageError("which server is meant?", f"give its name: {names}")
+    raise UsageError("which server is meant?" if alive else "no server runs", f"give the name of one: {names}")
 
 
 class Place:
