@@ -32,7 +32,9 @@ def test_every_mask_cache_and_batch_is_compared_with_the_models_own_heads_and_fe
     assert {(case.window, case.alibi) for case in found} == {(0, False)}
     assert {case.batch for case in found if case.kind == "paged"} == {1, 8, 64}
     assert {case.causal for case in found} == {True, False}
-    assert {case.window for case in verify.cases(planned(GEMMA_2))} == {0, 256}
+    gemma = verify.cases(planned(GEMMA_2))
+    assert {(case.softcap, case.window) for case in gemma} == {(0.0, 0), (30.0, 0), (0.0, 256), (30.0, 256)}
+    assert len(set(gemma)) == len(gemma)
 
 
 def test_what_was_left_out_has_to_be_refused() -> None:
@@ -240,11 +242,12 @@ def test_after_a_call_that_takes_the_gpu_nothing_more_is_called_or_judged(
     assert verify.faults(rows[0]) == [f"{PLAIN}: CUDA error: an illegal memory access was encountered"]
 
 
+ALL = {"softcap": 3.0, "window": 4, "alibi": True}
 SMALL = Case("whole", 2, 9, 9, 4, 2, 16, "bf16")
 
 
 @pytest.mark.scenario
-@pytest.mark.parametrize("change", [{}, {"softcap": 3.0}, {"window": 4}, {"alibi": True}], ids=str)
+@pytest.mark.parametrize("change", [{}, {"softcap": 3.0}, {"window": 4}, {"alibi": True}, ALL], ids=str)
 @pytest.mark.parametrize(
     "case",
     [

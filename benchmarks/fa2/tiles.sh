@@ -2,6 +2,7 @@
 # One GPU host without a network: every possible tile size for heads of 128 in bfloat16 (a Llama-3-70B: 64 heads over 8, no soft cap), built,
 # checked and timed. 311 s on 16 cores.
 # usage: tiles.sh FOLDER RESULTS      FOLDER is what gather.sh made; RESULTS gets log.txt and tiles.json
+# PATCH=1: the tile of few rows instead, by the patch in patches/flash-attn: the patched source built and verified (patched.json), about 130 s.
 # needs: what h200.sh needs
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -20,7 +21,13 @@ cat > "$work/model/config.json" <<'J'
  "torch_dtype": "bfloat16"}
 J
 echo "$(date -u +%F) $(nproc) cores, nvcc $(nvcc --version | grep -om1 'V[0-9.]\+')"
-python3 -m fenno build-fa2 --model "$work/model" --arch "$arch" --source "$folder"/flash_attn-*.tar.gz --python "$(command -v python3)" \
-  --out "$work/out" --tiles --json > "$results/tiles.json"
+source=$(echo "$folder"/flash_attn-*.tar.gz) option=--tiles name=tiles
+if [ -n "${PATCH:-}" ]; then
+  tar xf "$source" -C "$work"
+  source=$(echo "$work"/flash_attn-*) option=--verify name=patched
+  python3 -m fenno patch apply --source "$source" || exit 1
+fi
+python3 -m fenno build-fa2 --model "$work/model" --arch "$arch" --source "$source" --python "$(command -v python3)" --out "$work/out" \
+  "$option" --json > "$results/$name.json"
 echo "== $SECONDS s, exit code $?"
 rm -rf "$work"

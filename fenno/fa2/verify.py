@@ -26,6 +26,7 @@ SMALL = 1e-5
 NOTABLE = 50.0  # microseconds: what is shorter is timed, and not judged
 DIED = "run it again; CUDA_LAUNCH_BLOCKING=1 names the place"
 CAP, WINDOW = 30.0, 256
+ON: Mapping[Switch, Mapping[str, Any]] = {"softcap": {"softcap": CAP}, "local": {"window": WINDOW}, "alibi": {"alibi": True}}
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,11 @@ def _sizes(plan: Plan, head: int, dtype: str) -> Iterator[Case]:
         yield Case("paged", batch, 1, keys, *rest)
 
 
-def _features(plan: Plan) -> list[dict[str, Any]]:
-    """What is changed about a call, for each feature that the plan keeps; the plain call first."""
-    on: dict[Switch, dict[str, Any]] = {"softcap": {"softcap": CAP}, "local": {"window": WINDOW}, "alibi": {"alibi": True}}
-    return [{}, *(change for switch, change in on.items() if switch not in plan.off)]
+def _features(plan: Plan) -> list[Mapping[str, Any]]:
+    """What is changed about a call: nothing, each feature that the plan keeps, and all at once: Gemma-2 has a cap and a window."""
+    kept = [change for switch, change in ON.items() if switch not in plan.off]
+    together = {name: value for change in kept for name, value in change.items()}
+    return [{}, *kept, *([together] if len(kept) > 1 else [])]
 
 
 def refused(plan: Plan) -> tuple[Case, ...]:
@@ -93,8 +95,7 @@ def refused(plan: Plan) -> tuple[Case, ...]:
     plain = Case("whole", 1, tokens, tokens, plan.need.heads, plan.need.kv_heads, plan.need.sizes[0], plan.need.dtypes[0])
     found = [replace(plain, head_dim=head) for head in plan.release.heads if head not in plan.heads][:1]
     found += [replace(plain, dtype=dtype) for dtype in DTYPES if dtype not in plan.need.dtypes]
-    off: dict[Switch, dict[str, Any]] = {"softcap": {"softcap": CAP}, "local": {"window": WINDOW}, "alibi": {"alibi": True}}
-    return (*found, *(replace(plain, **change) for switch, change in off.items() if switch in plan.off))
+    return (*found, *(replace(plain, **change) for switch, change in ON.items() if switch in plan.off))
 
 
 def shapes(plan: Plan) -> tuple[Case, ...]:
