@@ -1,11 +1,13 @@
 """One decode step and peak memory with transformers' dynamic and static caches and with fenno's contiguous one, side by side.
 
-usage: python benchmarks/kv/cache.py [--device cuda] [--dtype bfloat16] [--out FILE]
+usage: python benchmarks/kv/cache.py [--device cuda] [--dtype bfloat16] [--no-cudnn] [--out FILE]
 
 A Llama-shaped model with random weights: a small one on a CPU, eight layers of an 8B model on a GPU (SHAPES). Each cache is filled
 with random keys and values up to a length, then STEPS tokens follow, the caches in turn at each of them, so that whatever else the
-machine does falls on all. A step's time is the whole model's. Memory is what one cache and its steps need at most, above what there
-was with the model loaded and run once: on a CPU that of a process of its own, on a GPU what torch's allocator gave.
+machine does falls on all. A step's time is the whole model's. On a GPU it is taken twice: as a program waits for it, and as
+the GPU takes for it alone, behind a wait that lets this process launch all of it first. Memory is what one cache and its steps
+need at most, above what there was with the model loaded and run once: on a CPU that of a process of its own, on a GPU what torch's
+allocator gave. `--no-cudnn`: torch's attention may not take cuDNN's kernels, which have to be planned anew for every length.
 """
 
 from __future__ import annotations
@@ -45,9 +47,10 @@ LARGE = SMALL | {
     "head_dim": 128,
 }
 SHAPES = {"cpu": SMALL, "cuda": LARGE}
-STEPS = {"cpu": 40, "cuda": 60}
+STEPS = {"cpu": 40, "cuda": 40}
 TOKENS = {"cpu": (256, 1024, 2048, 4096), "cuda": (256, 1024, 2048, 4096, 8192, 16384)}
 BATCHES, WARM = (1, 8), 8
+WAIT = 40_000_000  # cycles of a GPU's clock: 20 ms and more
 CACHES = ("dynamic", "static", "contiguous")
 
 
@@ -84,19 +87,31 @@ def step(model: Any, cache: Any, batch: int) -> float:
     return time.perf_counter() - started
 
 
+def alone(model: Any, cache: Any, batch: int) -> float:
+    """Seconds of it on the GPU, where nothing waits for this process."""
+    ids = torch.ones(batch, 1, dtype=torch.long, device=model.device)
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(WAIT)
+    began.record()
+    model(ids, past_key_values=cache, logits_to_keep=1)
+    ended.record()
+    settle(model)
+    return began.elapsed_time(ended) / 1e3
+
+
 def settle(model: Any) -> None:
     if model.device.type == "cuda":
         torch.cuda.synchronize()
 
 
-def times(model: Any, batch: int, tokens: int) -> dict[str, dict[str, float]]:
-    """Median and quartiles of a step in ms, by cache."""
+def times(model: Any, batch: int, tokens: int, taking: Any = step) -> dict[str, dict[str, float]]:
+    """Median and quartiles of a step in ms, by cache; `taking` says how one is taken."""
     caches = {name: filled(name, model, batch, tokens) for name in CACHES}
     taken: dict[str, list[float]] = {name: [] for name in CACHES}
     for number in range(WARM + STEPS[model.device.type]):
         turn = number % len(CACHES)
         for name in CACHES[turn:] + CACHES[:turn]:
-            taken[name].append(1e3 * step(model, caches[name], batch))
+            taken[name].append(1e3 * taking(model, caches[name], batch))
     return {name: quartiles(values[WARM:]) for name, values in taken.items()}
 
 
@@ -153,9 +168,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--no-cudnn", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", nargs=3)
     args = parser.parse_args()
+    torch.backends.cuda.enable_cudnn_sdp(not args.no_cudnn)
     made = model(args.device, args.dtype)
     if args.one:
         print(memory(made, args.one[0], int(args.one[1]), int(args.one[2])))
@@ -164,12 +181,21 @@ def main() -> None:
     for batch in BATCHES:
         for tokens in TOKENS[args.device]:
             row = {"batch": batch, "tokens": tokens, "step_ms": times(made, batch, tokens)}
+            if args.device == "cuda":
+                row["gpu_ms"] = times(made, batch, tokens, alone)
             row["memory_mib"] = {name: memory_alone(args, made, name, batch, tokens) for name in CACHES}
             rows.append(row)
-            medians = {name: found["median"] for name, found in row["step_ms"].items()}
-            print(f"batch {batch}, {tokens} tokens: ms a step {medians}; MiB {row['memory_mib']}", flush=True)
+            medians = [{name: found["median"] for name, found in row.get(key, {}).items()} for key in ("step_ms", "gpu_ms")]
+            said = f"ms a step {medians[0]}, of the GPU alone {medians[1]}; MiB {row['memory_mib']}"
+            print(f"batch {batch}, {tokens} tokens: {said}", flush=True)
             # After each row: what was measured is kept, whatever ends the rest.
-            document = {**host(args.device), "dtype": args.dtype, "shape": SHAPES[args.device], "steps": STEPS[args.device]}
+            document = {
+                **host(args.device),
+                "cudnn": not args.no_cudnn,
+                "dtype": args.dtype,
+                "shape": SHAPES[args.device],
+                "steps": STEPS[args.device],
+            }
             if args.out:
                 args.out.write_text(json.dumps({**document, "rows": rows}, indent=1) + "\n")
 

@@ -32,7 +32,11 @@ BARS = {"other_gib": 1.0, "tokens": 0.03}
 LLAMA = dummy.LLAMA3_8B
 SHAPES: dict[str, dict[str, Any]] = {
     "dense": {"config": LLAMA, "flags": {"max-model-len": 8192}},
-    "experts": {"config": dummy.SHAPES["grok2-12b"], "flags": {"max-model-len": 4096, "max-num-batched-tokens": 16384}},
+    "experts": {
+        "config": dummy.SHAPES["grok2-12b"],
+        # vLLM 0.24 expects the published tokenizer file beside this architecture.
+        "flags": {"max-model-len": 4096, "max-num-batched-tokens": 16384, "tokenizer-mode": "hf"},
+    },
     "long": {
         "config": {
             **LLAMA,
