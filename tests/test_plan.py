@@ -184,6 +184,14 @@ def test_experts_are_dealt_over_all_ranks_and_attention_over_those_of_one_replic
     assert four.weights["attention"] == 2 * eight.weights["attention"]
 
 
+def test_whole_experts_are_as_even_as_their_number_allows() -> None:
+    cut, eight = (at(GROK_2, "H200", 8, **more)[1] for more in ({}, {"enable_expert_parallel": True}))
+    assert eight.weights == cut.weights, "one of eight on each"
+    uneven = {**GROK_2, "num_local_experts": 12}
+    cut, dealt = (at(uneven, "B200", 8, **more)[1].weights["experts"] for more in ({}, {"enable_expert_parallel": True}))
+    assert dealt == cut * 2 / 1.5, "two of twelve on the fullest"
+
+
 @pytest.mark.parametrize(("flag", "each"), [("fp8", 1.0), ("awq", 4.16 / 8)])
 def test_quantised_weights_take_their_bits_and_the_head_its_own(flag: str, each: float) -> None:
     found = shape.read(LLAMA_8B)
@@ -373,6 +381,15 @@ def test_the_first_guess_runs_as_many_requests_as_the_cache_holds() -> None:
 def test_what_does_not_apply_to_a_model_is_said(config: Config, words: str) -> None:
     notes = make.notes(shape.read(config), at(config, "H200", 1)[0], config, "it")
     assert [note for note in notes if words in note]
+
+
+def test_other_ways_to_cut_a_model_are_named_where_they_differ() -> None:
+    def said(config: Config, count: int, **flags: Any) -> str:
+        return " ".join(make.notes(shape.read(config), at(config, "H200", count, **flags)[0], config, "it"))
+
+    assert "each of 8 ranks has a part of all 160 experts; with enable-expert-parallel 20 whole ones" in said(DEEPSEEK_V2, 8)
+    assert "data-parallel-size 8 in its place" in said(DEEPSEEK_V2, 8)
+    assert "experts" not in said(DEEPSEEK_V2, 8, enable_expert_parallel=True) + said(GROK_2, 1)
 
 
 def test_nothing_is_said_of_a_model_to_which_all_applies() -> None:

@@ -30,7 +30,7 @@ WIDTHS = {"float32": 4, "float": 4}
 class Setting:
     """How a model is cut and kept. `dtype`, `kv`: bytes of a number in the layers and in the cache; `bits`: of a quantised weight,
     `attending`: of one in attention, which some checkpoints leave as it was; `reserved`: bytes of cache that were asked for, None
-    where it takes what is left."""
+    where it takes what is left; `dealt`: whether ranks have whole experts, and not a part of each."""
 
     tp: int
     pp: int
@@ -47,6 +47,7 @@ class Setting:
     share: float
     graphs: bool
     reserved: int | None = None
+    dealt: bool = False
 
     @property
     def gpus(self) -> int:
@@ -94,6 +95,7 @@ def setting(flags: Mapping[str, Any], env: Mapping[str, str], config: Config, sh
         share=float(flags.get("gpu-memory-utilization") or UTILIZATION),
         graphs=gpus > 0 and flags.get("enforce-eager") is not True,
         reserved=reserved or None,
+        dealt=flags.get("enable-expert-parallel") is True,
     )
 
 
@@ -151,7 +153,9 @@ def usual(device: Device, gpus: int) -> tuple[int, int]:
 
 def weights(shape: Shape, at: Setting) -> dict[str, int]:
     """Bytes of each part on the fullest GPU: of several stages one that has a whole share of the layers, and the embedding."""
-    ways = {"tp": at.tp, "kv": min(at.tp, shape.kv_heads), "experts": at.tp * at.dp, "whole": 1}
+    ranks = at.tp * at.dp
+    among = shape.experts / -(-shape.experts // ranks) if at.dealt and shape.experts else ranks
+    ways = {"tp": at.tp, "kv": min(at.tp, shape.kv_heads), "experts": among, "whole": 1}
     stage = -(-shape.layers // at.pp) / shape.layers
     found = {}
     for part in shape.parts:

@@ -121,9 +121,18 @@ def notes(shape: Shape, at: Setting, config: Config, name: str) -> list[str]:
     if shape.positions == "learned":
         said.append("learned positions: nothing of RoPE applies (base, scaling), and no context beyond what was learned")
     if shape.latent:
-        said.append("latent attention: the cache is not cut by heads, every tensor-parallel rank keeps all of it")
+        instead = f"; data-parallel-size {at.tp} in its place keeps each sequence once, and attention's weights on every rank"
+        said.append(
+            "latent attention: the cache is not cut by heads, every tensor-parallel rank keeps all of it" + instead * (at.tp > 1)
+        )
     elif at.tp > shape.kv_heads:
         said.append(f"{shape.kv_heads} KV head(s) on {at.tp} ranks: each is kept {at.tp // shape.kv_heads} times")
+    if shape.experts and (ranks := at.tp * at.dp) > 1 and not at.dealt:
+        most = -(-shape.experts // ranks)
+        said.append(
+            f"each of {ranks} ranks has a part of all {shape.experts} experts; with enable-expert-parallel {most} whole ones at "
+            "most: which is faster is for `fenno compare` to say"
+        )
     slides = sum(window > 0 for window in shape.windows)
     if slides:
         said.append(f"{slides} of {shape.layers} layers keep a window of {max(shape.windows)} tokens, besides those of a step")
