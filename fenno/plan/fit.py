@@ -58,7 +58,7 @@ class Setting:
 FLAGS = (
     *PARALLEL,
     "decode-context-parallel-size",
-    *("dtype", "quantization", "kv-cache-dtype", "kv-cache-memory-bytes", "block-size"),
+    *("dtype", "quantization", "kv-cache-dtype", "kv-cache-memory-bytes", "block-size", "enable-expert-parallel"),
     *("max-model-len", "max-num-batched-tokens", "max-num-seqs", "gpu-memory-utilization", "enforce-eager"),
 )
 
