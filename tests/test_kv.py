@@ -293,6 +293,12 @@ def test_one_replica_is_asked_whatever_the_recipe_says_of_the_others(tmp_path: P
         assert " ".join(answer).split(".py ")[1] == "m --max-num-seqs 2"
 
 
+def test_a_script_finds_what_lies_beside_it_whatever_the_shell_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    python = stand_in(tmp_path, kvcache="""echo 'fenno-kv:"'"${PYTHONSAFEPATH-unset}"'"'""")
+    assert ask.facts(recipe.Recipe.model_validate({"name": "x", "engine": {"model": "m", "python": str(python)}})) == "unset"
+
+
 def test_a_script_that_breaks_is_not_said_to_be_a_refusal_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     python = stand_in(tmp_path, canary="echo 'ValueError: no such layer' >&2", kvcache="echo 'ValueError: no such flag' >&2")
