@@ -1,5 +1,5 @@
-"""Two claims of the article tried on the torch that is here: that compiling a tokenizer's look-up makes it faster, and that
-`nested_tensor` makes tensors contiguous without a copy.
+"""Three claims of the article tried on the torch that is here: that compiling a tokenizer's look-up makes it faster, that
+`nested_tensor` makes tensors contiguous without a copy, and that a KV cache overflows under autocast.
 
     python benchmarks/article/torch_claims.py
 """
@@ -52,6 +52,18 @@ def nested() -> dict[str, object]:
     }
 
 
+def autocast() -> dict[str, object]:
+    """A key beyond float16's range from a bfloat16 layer, as it is and under autocast, here on the CPU in the GPU's usual dtype."""
+    usual = torch.get_autocast_dtype("cuda")
+    layer, one = torch.nn.Linear(1, 1, bias=False, dtype=torch.bfloat16), torch.ones(1, dtype=torch.bfloat16)
+    with torch.no_grad():
+        layer.weight.fill_(102_400)
+        plain = layer(one)
+        with torch.autocast("cpu", dtype=usual):
+            cast = layer(one)
+    return {"usual on CUDA": str(usual), str(plain.dtype): str(plain.item()), str(cast.dtype): str(cast.item())}
+
+
 def main() -> None:
     plain, compiled = microseconds(look_up), microseconds(torch.compile(look_up))
     document = {
@@ -60,6 +72,7 @@ def main() -> None:
         "torch": torch.__version__,
         "look-up": {"plain_us": round(plain, 3), "compiled_us": round(compiled, 3), "times_slower": round(compiled / plain, 1)},
         "nested tensor": nested(),
+        "autocast": autocast(),
     }
     print(json.dumps(document, indent=1))
     (results := Path(__file__).with_name("results")).mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Real starts on the CPU beside their plans: the KV cache that vLLM reports for small models of each kind, and what was planned.
+"""Real starts on the CPU beside their plans: KV cache and other memory of small models of each kind, and what was planned.
 
 usage: python benchmarks/plan/starts.py [--python PY] [--only NAME] [--out FILE]      (half a minute and more a start)
 
@@ -20,7 +20,7 @@ from fenno import machine
 from fenno.engine import catalogue, dummy, server
 from fenno.errors import EngineError
 from fenno.plan import make
-from fenno.plan.gpus import Device
+from fenno.plan.gpus import GIB, Device
 from fenno.recipe import Recipe
 
 WORDS = re.compile(r"KV cache size: ([\d,]+) tokens")
@@ -28,6 +28,7 @@ SIZES = {
     **{"hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64},
     **{"intermediate_size": 512, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "torch_dtype": "bfloat16"},
 }
+SPACE = 1  # GiB of cache
 FLAGS = {"max_model_len": 4096, "max_num_batched_tokens": 1024, "dtype": "bfloat16"}
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "tie_word_embeddings": False},
@@ -56,7 +57,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def start(name: str, folder: Path, python: str) -> dict[str, Any]:
-    """Tokens that a start reports, and those that were planned."""
+    """Tokens of cache that a start reports, and what its processes hold beside the cache; and what was planned of both."""
     config = {key: value for key, value in {**SIZES, **MODELS[name], "hidden_act": "silu"}.items() if value is not None}
     files = dummy.files(config)
     place = folder / name.replace(" ", "-")
@@ -70,14 +71,17 @@ def start(name: str, folder: Path, python: str) -> dict[str, Any]:
         "max-num-batched-tokens": 1024,
         "dtype": "bfloat16",
     }
-    engine = {"model": str(place), "python": python, "flags": flags, "env": {"VLLM_CPU_KVCACHE_SPACE": "1"}}
+    engine = {"model": str(place), "python": python, "flags": flags, "env": {"VLLM_CPU_KVCACHE_SPACE": str(SPACE)}}
     recipe = Recipe.model_validate({"name": "start", "engine": engine, "host": {"gpus": 0}})
-    planned = make.make(recipe, files["config.json"], Device("CPU", machine.memory_limit()), 0)["cache"]
+    planned = make.make(recipe, files["config.json"], Device("CPU", machine.memory_limit()), 0)
     with server.serving(recipe, folder / f"log-{place.name}") as running:
         log = running.log.read_text(errors="replace")
+        beside = machine.resident(running.pids()) - SPACE * GIB  # all of the cache is in memory from the start
     found = WORDS.search(log)
     reported = int(found[1].replace(",", "")) if found else None
-    return {"planned": planned["tokens"], "reported": reported, "config": files["config.json"]}
+    other = sum(planned["weights"].values()) + sum(planned["rest"].values())
+    memory = {"planned_beside_gib": round(other / GIB, 2), "beside_gib": round(beside / GIB, 2)}
+    return {"planned": planned["cache"]["tokens"], "reported": reported, **memory, "config": files["config.json"]}
 
 
 def main() -> None:
