@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -182,6 +183,14 @@ def joined(cell: str, peer: bool | None, **changes: Any) -> Facts:
 def asked(flags: dict[str, Any] | None = None, **parts: Any) -> Facts:
     """Another recipe."""
     return replace(GOOD, recipe=recipe(flags, **parts))
+
+
+def group(size: int, apart: Collection[tuple[int, int]] = (), *, peers: bool = True) -> Facts:
+    """`size` GPUs, all pairs NVLink but those."""
+    pairs = [(a, b) for a in range(size) for b in range(a + 1, size)]
+    cells = {pair: "SYS" if pair in apart else "NV12" for pair in pairs}
+    joined = Topology("NVML", tuple(range(size)), cells, {p: p not in apart for p in pairs}, dict.fromkeys(pairs, peers))
+    return replace(asked({"tensor-parallel-size": size}), topology=joined)
 
 
 def variables(**changes: str) -> Facts:

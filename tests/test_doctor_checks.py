@@ -21,6 +21,7 @@ from doctor_facts import (
     card,
     driver,
     engine,
+    group,
     host,
     joined,
     model,
@@ -31,7 +32,7 @@ from doctor_facts import (
 
 from fenno.doctor import checks
 from fenno.doctor.check import Finding, Status
-from fenno.doctor.facts import Deep, Drift, Extension, Facts, Folder, Package, Topology
+from fenno.doctor.facts import Deep, Drift, Extension, Facts, Folder, Package
 
 BY_ID = {check.id: check for check in checks.CHECKS}
 
@@ -433,14 +434,6 @@ def test_a_check_that_breaks_is_a_finding_of_its_own() -> None:
     assert finding.status == "fail" and "ZeroDivisionError" in finding.found and "--report" in finding.fix
 
 
-def group_of(size: int, apart: list[tuple[int, int]]) -> Facts:
-    """`size` GPUs, all pairs NVLink but those."""
-    pairs = [(a, b) for a in range(size) for b in range(a + 1, size)]
-    cells = {pair: "SYS" if pair in apart else "NV12" for pair in pairs}
-    joined = Topology("NVML", tuple(range(size)), cells, {p: p not in apart for p in pairs}, dict.fromkeys(pairs, True))
-    return replace(asked({"tensor-parallel-size": size}), topology=joined)
-
-
 @pytest.mark.parametrize(
     ("size", "apart", "says"),
     [
@@ -451,4 +444,9 @@ def group_of(size: int, apart: list[tuple[int, int]]) -> Facts:
     ],
 )
 def test_the_verdict_on_a_group_names_the_pair_and_what_it_costs(size: int, apart: list[tuple[int, int]], says: str) -> None:
-    assert says in judge("topology.all-reduce", group_of(size, apart)).found
+    assert says in judge("topology.all-reduce", group(size, apart)).found
+
+
+def test_nvlink_without_p2p_is_no_road_for_the_custom_all_reduce() -> None:
+    found = judge("topology.all-reduce", group(4, [], peers=False))
+    assert found.found == "TP 4: all pairs NVLink, GPU0-GPU1 without P2P: custom all-reduce off, NCCL instead"

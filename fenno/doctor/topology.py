@@ -74,9 +74,12 @@ def all_reduce(facts: Facts) -> Finding:
         return ok(f"TP {size}: NCCL, as the recipe says")
     if size not in CUSTOM:
         return warn(f"TP {size}: custom all-reduce off, it takes 2, 4, 6 or 8 GPUs; NCCL instead")
-    if not off:
-        return ok(f"TP {size}: all pairs NVLink, custom all-reduce on")
-    return _not_all(facts, size, off)
+    if off:
+        return _not_all(facts, size, off)
+    if mute := [pair for pair in pairs(gpus) if topology.peers.get(pair) is False]:
+        a, b = mute[0]
+        return warn(f"TP {size}: all pairs NVLink, GPU{a}-GPU{b} without P2P: custom all-reduce off, NCCL instead")
+    return ok(f"TP {size}: all pairs NVLink, custom all-reduce on")
 
 
 def _not_all(facts: Facts, size: int, off: list[tuple[int, int]]) -> Finding:
