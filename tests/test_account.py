@@ -89,8 +89,9 @@ def test_the_first_tokens_time_is_told_apart_and_its_largest_part_named() -> Non
     }
     assert found["first_tokens"] == {"client": 4, "engine": 4}
     assert found["sentence"] == (
-        "of 430 ms to the first token, on average, 30 ms in the client, the network and the HTTP front end, 300 ms waiting in the "
-        "engine's queue, 80 ms in prefill, 20 ms elsewhere in the engine; most of it (70%) is waiting in the engine's queue"
+        "of 430 ms to the first token, on average of all 4 in the window, 30 ms in the client, the network and the HTTP front end, "
+        "300 ms waiting in the engine's queue, 80 ms in prefill, 20 ms elsewhere in the engine; most of it (70%) is waiting in the "
+        "engine's queue"
     )
 
 

@@ -12,8 +12,11 @@ import yaml
 from typer.main import get_command
 
 from fenno import cli, recipe, units
-from fenno.commands import given
+from fenno.commands import export, given
 from fenno.errors import RecipeError, UsageError
+from fenno.load import words
+from fenno.load.plan import Plan
+from fenno.tune import session
 
 SMALLEST = "name: a\nengine: {model: b}\n"
 
@@ -114,3 +117,53 @@ def test_a_quantity_that_cannot_be_read_names_its_option(option: str) -> None:
     with pytest.raises(UsageError, match=f"^{option}: '30' is not a"):
         given.quantity(option, reader, "30")
     assert given.parse(option, reader, None) is None
+
+
+@pytest.mark.parametrize(
+    ("output", "file"),
+    [
+        (None, None),
+        ("deploy", "deploy/a.yaml"),
+        ("conf.d/", "conf.d/a.yaml"),
+        ("there.d", "there.d/a.yaml"),
+        ("deploy/b.yaml", "deploy/b.yaml"),
+    ],
+)
+def test_an_export_goes_into_what_is_a_folder_or_written_like_one(
+    output: str | None, file: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there.d").mkdir()
+    assert export.target(output, "a.yaml") == (Path(file) if file else None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"users": 1, "duration": 30.0, "warmup": 5.0}, "closed loop, 1 user, 30 s after 5 s of warm-up"),
+        ({"users": 8, "requests": 200}, "closed loop, 8 users, 200 requests"),
+        ({"rate": 4.0, "duration": 90.0}, "open loop, 4 requests/s, poisson arrivals, 1 min 30 s"),
+        ({"ramp": (2.0, 40.0), "duration": 60.0}, "open loop, 2 to 40 requests/s, 1 min"),
+    ],
+)
+def test_what_will_be_sent_is_said_before_it_is(asked: dict[str, Any], says: str) -> None:
+    assert words.asked(Plan(url="http://127.0.0.1", model="m", workload=recipe.Workload(), **asked)) == says
+
+
+@pytest.mark.parametrize(
+    ("targets", "goodput", "says"),
+    [
+        ({}, 4.0, ""),
+        ({"p95_ttft": 800.0, "a:p99_gap": 2e3}, 3.5, "3.50 requests/s kept every latency target (p95_ttft 800 ms, a:p99_gap 2 s)"),
+        ({"p95_ttft": 1.0}, 0.0, "0.00 requests/s kept every latency target (p95_ttft 1 ms)"),
+        ({"p95_ttft": 1.0}, None, ""),
+    ],
+)
+def test_a_load_test_says_how_much_of_it_kept_its_targets(targets: dict[str, float], goodput: float | None, says: str) -> None:
+    assert words.goodput({"targets": targets, "goodput": goodput}) == says
+
+
+def test_a_study_says_its_targets_as_people_write_them() -> None:
+    mine = recipe.parse(f"{SMALLEST}targets: {{p95_ttft: 800ms, qps: 40, memory: 85%, availability: 99.5%}}\n", "here")
+    assert session.show(mine.targets) == "p95_ttft 800 ms, qps 40, memory 85 %, availability 99.5 %"
+    assert session.show(recipe.Targets()) == "none"

@@ -267,6 +267,12 @@ def test_a_missed_availability_fails_and_one_that_cannot_be_told_is_inconclusive
     assert words.exit_code(document([block(100.0 + i % 3, completed=97) for i in range(6)], 0.995)) == 1
 
 
+@pytest.mark.parametrize(("paired", "more"), [(True, True), (False, False)])
+def test_more_rounds_are_asked_for_where_there_are_rounds(paired: bool, more: bool) -> None:
+    said = words.sentence({"arms": {"A": {}}, "valid": False, "paired": paired})
+    assert said.startswith("INVALID: ") and "nothing is said of a difference" in said and ("--rounds" in said) is more
+
+
 def test_stored_runs_are_not_compared_with_what_has_yet_to_run(tmp_path: Any) -> None:
     def recipe_of(name: str) -> Recipe:
         return Recipe.model_validate({"name": "url", "engine": {"url": "http://127.0.0.1:1"}})

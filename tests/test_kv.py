@@ -131,7 +131,7 @@ def test_a_large_block_is_worth_changing_only_where_the_cache_can_be_full() -> N
     assert (change["means"], change["name"], change["value"], change["now"]) == ("flag", "block-size", 16, 128)
     roomy = plan.make(facts(block=128, cache_bytes=256 * 8192 * 32768), grok())
     assert roomy["changes"] == []
-    assert "fit into the cache at once" in roomy["why_not"][1]
+    assert "the 256 sequences that may run fit into the cache at once" in roomy["why_not"][1]
     tight = plan.make(facts(block=128, cache_bytes=256 * 8192 * 32768 - 1), grok())
     assert [change["name"] for change in tight["changes"]] == ["block-size"]
     assert (

@@ -233,6 +233,10 @@ def test_a_growing_queue_is_no_steady_stream() -> None:
         assert "grew" in verdict.reason or "later and later" in verdict.reason
 
 
+def test_a_second_half_that_failed_is_said_in_words() -> None:
+    assert "P50 20 ms in the first half, and half of the second half failed" in figures._grew(np.array([0.02] * 20 + [np.inf] * 20))
+
+
 def test_a_slow_client_makes_a_run_invalid() -> None:
     good = {"lag_p95": 0.9, "lateness_p95": 0.9, "in_flight_mean": 199.0, "users": 200}
     assert figures.validity(**good).valid  # type: ignore[arg-type]

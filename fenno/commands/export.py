@@ -17,7 +17,7 @@ def export(
     to: Annotated[str, typer.Option(help=TO)],
     recipe_name: RecipeArgument = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="DIR|FILE", help="where to; default: standard output")
+        str | None, typer.Option("-o", "--output", metavar="DIR|FILE", help="where to; default: standard output")
     ] = None,
     image: Annotated[str | None, typer.Option(help="compose, k8s: the image; default: vLLM's own of the version here")] = None,
     gpus: Annotated[int | None, typer.Option(min=0, help="compose, k8s: how many; default: what recipe and flags say")] = None,
@@ -42,10 +42,18 @@ def export(
     asked = make.Asked(to, user=user, image=image, gpus=gpus, claim=claim, monitor=monitor, replica=behind, listen=listen)
     asked.check()
     chosen = recipe.load(choose(recipe_name))
-    file = output / f"{chosen.name}{make.FORMATS[to]}" if output and (output.is_dir() or not output.suffix) else output
+    file = target(output, f"{chosen.name}{make.FORMATS[to]}")
     text = make.make(chosen, asked, file, getpass.getuser(), console.say)
     if file is None:
         print(text, end="")
         return
     write(file.parent, {file.name: text})
     console.say(f"written: {file}")
+
+
+def target(output: str | None, name: str) -> Path | None:
+    """The file that is meant: `name` in a folder that is there, or that is written like one; None for standard output."""
+    if output is None:
+        return None
+    path = Path(output)
+    return path / name if output.endswith("/") or path.is_dir() or not path.suffix else path

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fenno import console, errors
 from fenno.commands.given import JsonOption, RecipeArgument, choose
 from fenno.errors import UsageError
+
+if TYPE_CHECKING:
+    from fenno.recipe import Recipe
 
 group = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Layout and block size of the KV cache: plan, apply, revert, verify, bench."
@@ -20,10 +23,18 @@ group = typer.Typer(
 def patch_kv_plan(recipe_name: RecipeArgument = None, as_json: JsonOption = False) -> None:
     """Legal layouts and block sizes for a recipe's engine and model, with their bytes, and what is worth changing."""
     from fenno import recipe
-    from fenno.kv import ask, plan
+    from fenno.kv import plan
 
     chosen = recipe.load(choose(recipe_name))
-    tell_plan(plan.make(ask.facts(chosen), chosen), as_json=as_json)
+    tell_plan(plan.make(asked(chosen), chosen), as_json=as_json)
+
+
+def asked(chosen: Recipe) -> dict[str, Any]:
+    """What a recipe's engine says of its KV cache: vLLM is imported for it, which is said."""
+    from fenno.kv import ask
+
+    console.say("asking this vLLM about its KV cache (it takes ten seconds or more)")
+    return ask.facts(chosen)
 
 
 def tell_plan(made: dict[str, Any], *, as_json: bool) -> None:
@@ -48,10 +59,10 @@ def patch_kv_bench(
 
     Exit code 1 where other bytes came than were sent."""
     from fenno import recipe
-    from fenno.kv import ask, measure, words
+    from fenno.kv import measure, words
 
     chosen = recipe.load(choose(recipe_name))
-    found = measure.transfers(chosen, ask.facts(chosen)["model"], batch, tokens)
+    found = measure.transfers(chosen, asked(chosen)["model"], batch, tokens)
     if not as_json:
         title, rows = words.transfers(found)
         console.say(title)
@@ -88,12 +99,12 @@ def patch_kv_apply(
 ) -> None:
     """Write what is worth changing, or what is asked for, into a recipe."""
     from fenno import process, recipe
-    from fenno.kv import ask, plan, settings
+    from fenno.kv import plan, settings
 
     text = own_recipe(recipe_file)
     before = settings.without(text)
     chosen = recipe.parse(before, str(recipe_file))
-    made = plan.make(ask.facts(chosen), chosen)
+    made = plan.make(asked(chosen), chosen)
     changes = made["changes"]
     if layout or block_size:
         refused = plan.refusal(made, layout, block_size)

@@ -25,7 +25,6 @@ from fenno.commands.given import (
     ModelOption,
     PromptsOption,
     RateOption,
-    TargetOption,
     TimeoutOption,
     UsersOption,
     check_prompts,
@@ -72,7 +71,10 @@ def loadtest(
     workers: Annotated[int | None, typer.Option(min=1, help="with --master: wait for so many")] = None,
     bind: Annotated[str, typer.Option(help="with --master: where the workers find it")] = "127.0.0.1:5557",
     worker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="send what that master wants sent")] = None,
-    target: TargetOption = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="for goodput and --find-capacity: p95_ttft=800ms, short:p95_ttft=300ms (a class); as often as needed"),
+    ] = None,
     find_capacity: Annotated[bool, typer.Option("--find-capacity", help="the largest steady rate that meets the targets")] = False,
     budget: Annotated[str, typer.Option(help="how long --find-capacity may take")] = "15m",
     step: Annotated[float, typer.Option(help="the factor between rates of --find-capacity until one is too high")] = 2.0,
@@ -216,12 +218,12 @@ def check_workload(workload: Workload) -> None:
 def endpoint_of(chosen: Recipe, plan: Plan, folder: Path) -> Iterator[tuple[Server, Plan]]:
     """A recipe's server while the block lasts, and the plan fitted to it."""
     from fenno.engine import server
-    from fenno.load import endpoint
+    from fenno.load import endpoint, words
 
     check_prompts(plan.workload.prompts)
     with server.serving(chosen, folder, progress=progress(), headers=plan.headers) as running:
         fitted = endpoint.fitted(dataclasses.replace(plan, url=running.url, model=running.model))
-        console.say(f"loading {running.url} ({running.model})")
+        console.say(f"loading {running.url} ({running.model}): {words.asked(fitted)}")
         yield running, fitted
 
 

@@ -43,6 +43,8 @@ def report(
         raise typer.Exit(tell_all(folders))
     for folder, path in zip(folders, paths(folders, to, output), strict=True):
         write(folder, to, path)
+        if path:
+            console.say(f"written: {path}")
 
 
 def tell_all(folders: Sequence[Path]) -> int:

@@ -115,7 +115,9 @@ def chosen(names: Sequence[str], recipe_of: Callable[[str], Recipe], least: int 
         folder = Path(name) if Path(name).is_dir() else None
         arms.append(Arm(letter, name, None if folder else recipe_of(name), folder))
     if len({arm.folder is None for arm in arms}) > 1:
-        raise UsageError("a stored run is compared with stored runs", "measure the others with `fenno loadtest` first")
+        live = " and ".join(arm.what for arm in arms if arm.folder is None)
+        said = f"a stored run is compared with stored runs, a folder each, and {live} is none"
+        raise UsageError(said, "measure the others with `fenno loadtest` first")
     return arms
 
 

@@ -84,8 +84,10 @@ def sentence(document: dict[str, Any]) -> str:
     """What it comes to."""
     first = next(iter(document["arms"]))
     if not document["valid"]:
-        few = "INVALID: too few blocks were measurements; nothing is said of a difference"
-        return f"{few}. Next: see why blocks were left out, and give more --rounds"
+        nothing = "nothing is said of a difference. Next: see why"
+        if not document["paired"]:  # stored runs
+            return f"INVALID: not each of these load tests was a measurement; {nothing}, and measure it again"
+        return f"INVALID: too few blocks were measurements; {nothing} blocks were left out, and give more --rounds"
     said = [f"{arm} is {_against(verdict, first, document['margin'])}" for arm, verdict in document["verdict"].items()]
     if not said:
         said = [f"measured in {document['arms'][first]['blocks']} blocks"]

@@ -126,7 +126,8 @@ def _why_not(facts: Mapping[str, Any], backends: Mapping[str, Any], tokens: floa
         reasons.append(f"{_current(facts)} moves a block in as few pieces as any layout that is legal here")
     if _holds_all(facts, backends):
         reasons.append(
-            f"{facts['sequences']} of the longest sequences fit into the cache at once: no empty tail costs a request its place"
+            f"the {facts['sequences']} sequences that may run fit into the cache at once, each as long as can be: no empty tail "
+            "costs a request its place"
         )
     elif tokens is None:
         reasons.append("how long this recipe's requests are is not known before they are sent, so nor is what their tails cost")

@@ -142,7 +142,8 @@ def _where(total: float, parts: dict[str, float | None], mine: int, counted: int
     largest = max(known, key=lambda name: known[name])
     said = ", ".join(f"{round(value, 2):.3g} ms {NAMES.get(name, 'in the engine')}" for name, value in known.items())
     share, where = known[largest] / total, NAMES.get(largest, "in the engine")
-    return f"of {total:.4g} ms to the first token, on average, {said}; most of it ({share:.0%}) is {where}"
+    whole = f"of {total:.4g} ms to the first token, on average of all {mine} in the window"
+    return f"{whole}, {said}; most of it ({share:.0%}) is {where}"
 
 
 def _mean_ms(histogram: Histogram | None) -> float | None:

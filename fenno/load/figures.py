@@ -272,7 +272,8 @@ def _grew(values: Floats) -> str:
     # A queue that wanders so slowly that this is chance has not been watched for long enough either.
     if math.isinf(before) or total - expected < 3 * spread or after < 1.25 * before:
         return ""
-    return f"first tokens came later and later: P50 {before * 1e3:.3g} ms in the first half, {after * 1e3:.3g} ms in the second"
+    then = f"{after * 1e3:.3g} ms in the second" if math.isfinite(after) else "and half of the second half failed"
+    return f"first tokens came later and later: P50 {before * 1e3:.3g} ms in the first half, {then}"
 
 
 def in_flight(requests: Requests, start: float, end: float) -> float:

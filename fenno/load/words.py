@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fenno import units
+from fenno.load.plan import Plan
 
 HEADER = ("ms", "answers", "TTFT p50", "p95", "p99", "TPOT p95", "E2EL p95", "longest gap p95")
 COLUMNS = (("ttft", "p50"), ("ttft", "p95"), ("ttft", "p99"), ("tpot", "p95"), ("e2el", "p95"), ("gap", "p95"))
@@ -24,7 +25,8 @@ def _row(name: str, part: dict[str, Any]) -> tuple[str, ...]:
 
 def lines(document: dict[str, Any]) -> list[str]:
     """A sentence each for throughput, availability, the server, the first token's time, energy and cost."""
-    found = [throughput(document), availability(document), hosts(document["client"].get("workers", ())), server(document["server"])]
+    found = [throughput(document), goodput(document), availability(document)]
+    found += [hosts(document["client"].get("workers", ())), server(document["server"])]
     found += document["server"]["notes"]
     if document["time_to_first_token"]:
         found.append(document["time_to_first_token"]["sentence"])
@@ -37,6 +39,32 @@ def throughput(document: dict[str, Any]) -> str:
     if document["qps"] is None:
         return "no request was counted"
     return f"{document['qps']:.2f} requests/s, {document['token_throughput']:.1f} tokens/s over {document['seconds']:.1f} s"
+
+
+def goodput(document: dict[str, Any]) -> str:
+    """How much of it was within the latency targets; "" where there are none."""
+    if not document["targets"] or document["goodput"] is None:
+        return ""
+    wanted = ", ".join(f"{name} {units.show_duration(limit / 1e3)}" for name, limit in document["targets"].items())
+    return f"{document['goodput']:.2f} requests/s kept every latency target ({wanted})"
+
+
+def traffic(plan: Plan) -> str:
+    """When the requests of a plan are sent."""
+    if plan.users is not None:
+        return f"closed loop, {plan.users} user{'s' if plan.users > 1 else ''}"
+    if plan.ramp is not None:
+        return f"open loop, {plan.ramp[0]:g} to {plan.ramp[1]:g} requests/s"
+    if plan.rate is not None:
+        return f"open loop, {plan.rate:g} requests/s, {plan.workload.arrival} arrivals"
+    return f"open loop, {plan.workload.trace} at {plan.workload.scale:g} times its speed"
+
+
+def asked(plan: Plan) -> str:
+    """The same, and for how long."""
+    counted = units.show_duration(plan.duration) if plan.duration is not None else f"{plan.requests} requests"
+    before = f" after {units.show_duration(plan.warmup)} of warm-up" if plan.warmup else ""
+    return f"{traffic(plan)}, {counted}{before}"
 
 
 def availability(document: dict[str, Any]) -> str:

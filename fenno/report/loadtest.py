@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -193,17 +193,10 @@ def failures(mine: Requests, start: float) -> str:
 def conditions(run: Stored, document: Document) -> Html:
     """What every figure depends on."""
     plan, client = run.result.plan, document["client"]
-    asked: dict[str, Callable[[], str]] = {
-        "users": lambda: f"closed loop, {plan.users} users",
-        "rate": lambda: f"open loop, {plan.rate:g} requests/s, {plan.workload.arrival} arrivals",
-        "ramp": lambda: "open loop, {:g} to {:g} requests/s".format(*plan.ramp or ()),
-        "trace": lambda: f"open loop, {plan.workload.trace} at {plan.workload.scale:g} times its speed",
-    }
-    traffic = next((words() for name, words in asked.items() if document["asked"].get(name)), "")
     pairs = [
         ("Begun", document["at"] or ""),
         ("Server", f"{plan.url}, {plan.endpoint}"),
-        ("Traffic", traffic),
+        ("Traffic", told.traffic(plan)),
         ("Window", f"{units.show_duration(document['seconds'])} after {units.show_duration(plan.warmup)} of warm-up"),
         ("Timeout", units.show_duration(plan.timeout)),
         ("Seed", str(plan.seed)),

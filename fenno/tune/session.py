@@ -14,7 +14,7 @@ from fenno import machine, process, units
 from fenno.engine import catalogue, command, plugin, server
 from fenno.errors import DiskError, RecipeError, UsageError
 from fenno.machine import Machine
-from fenno.recipe import Recipe
+from fenno.recipe import Recipe, Targets
 from fenno.tune import bench as benches
 from fenno.tune import confirm as confirms
 from fenno.tune import memory, output, trial
@@ -166,6 +166,15 @@ def any_port(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"flags": flags})})
 
 
+def show(targets: Targets) -> str:
+    """What must hold, as people write it."""
+    said = [f"{name} {units.show_duration(limit)}" for name, limit in targets.latencies().items()]
+    said += [f"qps {targets.qps:g}"] if targets.qps is not None else []
+    said += [f"memory {units.show_memory(targets.memory)}"] if targets.memory is not None else []
+    said += [f"availability {targets.availability * 100:.4g} %"] if targets.availability is not None else []
+    return ", ".join(said) or "none"
+
+
 def plan(ready: Ready, *, budget: float, confirm: Confirm, maximize: bool, arm: Arm | None = None) -> list[str]:
     """What a study would do, in sentences; nothing is started."""
     recipe, space, known = ready.recipe, ready.space, ready.known
@@ -178,12 +187,12 @@ def plan(ready: Ready, *, budget: float, confirm: Confirm, maximize: bool, arm: 
         f"engine: {known.engine.distribution} {known.engine.version} on {known.platform}, defaults {spaces.show(space.defaults)}",
         f"start: {start.command.shell()}",
         f"looked for: {sought}",
-        f"targets: {recipe.targets.model_dump(exclude_none=True)}",
+        f"targets: {show(recipe.targets)}",
         f"traffic: open loop, {rate:g} requests/s, about {trial.seconds_needed(recipe):.0f} s a trial",
         f"live knobs: {', '.join(f'{knob} {list(values)}' for knob, values in space.values.items())}",
         f"restart knobs: {', '.join(f'{knob} {list(values)}' for knob, values in space.restart.items()) or 'none'}",
         *instead,
-        f"budget: {budget:.0f} s, {after}",
+        f"budget: {units.show_duration(budget)}, {after}",
     ]
 
 
