@@ -413,13 +413,18 @@ def _inside(folder: Path) -> str:
     return "give a recipe's file, or a name from `fenno recipe list`"
 
 
+def hub_id(model: str) -> bool:
+    """Whether it looks like a model's id on the Hub, owner/name, and is no path."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model) is not None
+
+
 def _meant(what: str) -> str:
     """What to do with words that are neither a file nor a name, by what they look like: an address, a Hub id."""
     if "://" in what:
         return "a server's address is for `fenno loadtest`, `compare` and `soak`; in a recipe it is `engine.url`"
     if re.fullmatch(r"[\w.-]+:[0-9]+(/.*)?", what):
         return f"a server's address is written http://{what}"
-    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", what) and not what.endswith((".yaml", ".yml")):
+    if hub_id(what) and not what.endswith((".yaml", ".yml")):
         return f"make a recipe for that model: fenno init -- vllm serve {what} > fenno.yaml"
     return "see `fenno recipe list`"
 

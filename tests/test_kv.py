@@ -309,6 +309,18 @@ def test_a_script_that_breaks_is_not_said_to_be_a_refusal_of_the_recipe(tmp_path
         ask.facts(chosen)
 
 
+def test_a_model_that_is_not_here_is_named_as_the_cause_and_not_a_librarys_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    offline = "huggingface_hub.errors.LocalEntryNotFoundError: outgoing traffic has been disabled"
+    python = stand_in(tmp_path, kvcache=f"echo '{offline}' >&2; echo 'Check your internet connection' >&2; exit 1")
+    chosen = recipe.Recipe.model_validate({"name": "x", "engine": {"model": "org/model", "python": str(python)}})
+    with pytest.raises(EngineError, match="The model is not on this disk") as found:
+        ask.facts(chosen)
+    assert found.value.cause == "hub-offline" and "hf download" in found.value.hint
+
+
 def transferred(*right: bool) -> dict[str, Any]:
     """What two ranks would say that moved a step and a cache."""
     row = {"layout": "one tensor", "how": "send, one message", "messages": 1, "bytes": 8, "seconds": 1e-3, "share": 0.5}

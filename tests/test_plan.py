@@ -457,6 +457,7 @@ def test_the_command_plans_a_cpu_recipe_for_a_cpu() -> None:
         (["dummy:grok2-9b", "--gpu-type", "H100", "--flag", "enable-lora=true"], "a plan depends on tensor-parallel-size,"),
         (["llama3-70b-h100x4", "--gpus", "8", "--gpu-type", "H200"], "--gpus 4, or --flag tensor-parallel-size=8"),
         ([str(Path(__file__).parent), "--gpu-type", "H100"], "give the folder that has one"),
+        (["./org/name", "--gpu-type", "H100"], "give the folder that has one"),
         (["http://127.0.0.1:9", "--gpu-type", "H100"], "a server's address is for `fenno loadtest`"),
     ],
 )

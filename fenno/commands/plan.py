@@ -91,6 +91,7 @@ def model_config(chosen: Recipe) -> tuple[dict[str, Any], int | None]:
     """
     import os
 
+    from fenno import recipe as recipes
     from fenno.doctor import hostfacts, modelfacts
 
     try:
@@ -101,7 +102,7 @@ def model_config(chosen: Recipe) -> tuple[dict[str, Any], int | None]:
         raise UsageError("this recipe names a server that runs already: what it serves is not known", "give a model")
     if not found.config:
         name = str(chosen.engine.model)
-        fetched = "/" in name and not Path(name).is_dir()
+        fetched = recipes.hub_id(name) and not Path(name).is_dir()
         hint = f"get the config alone, a few kB: hf download {name} config.json" if fetched else "give the folder that has one"
         raise UsageError(f"there is no config.json of {name} on this host", hint)
     return dict(found.config), found.weights if found.local and not found.dummy else None

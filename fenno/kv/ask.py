@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fenno import process
-from fenno.engine import catalogue, command, plugin, server
+from fenno.engine import catalogue, command, failures, plugin, server
 from fenno.engine.inside.kvcache import MARK
 from fenno.errors import EngineError, ProcessError, RecipeError
 from fenno.recipe import Recipe
@@ -20,7 +20,8 @@ _INSIDE = Path(server.__file__).parent / "inside"
 def facts(recipe: Recipe) -> dict[str, Any]:
     """What `engine/inside/kvcache.py` reports for the recipe's model and flags (10 s and more).
 
-    Raises `RecipeError` for a server that fenno does not start, and `EngineError` with the engine's own words when it refuses.
+    Raises `RecipeError` for a server that fenno does not start, and `EngineError` with the cause, or the engine's own words, when
+    it refuses.
     """
     return _told(recipe, "kvcache.py", 300.0, "the engine cannot be asked about its KV cache")
 
@@ -54,7 +55,10 @@ def _told(recipe: Recipe, script: str, limit: float, wanted: str) -> dict[str, A
             raise EngineError(f"{wanted}: {error}", error.hint) from error
     line = next((text for text in done.stdout.splitlines() if text.startswith(MARK)), None)
     if line is None:
+        found = failures.explain(done.stderr)
+        if found.name not in ("none", "unknown"):
+            raise EngineError(f"{wanted}: {found.meaning}", found.remedy, cause=found.name)
         last = (done.stderr.strip() or "it printed nothing").splitlines()[-1]
         raise EngineError(f"{wanted}: {last}", f"see `fenno doctor`, or start it: fenno serve {recipe.name}")
-    found: dict[str, Any] = json.loads(line.removeprefix(MARK))
-    return found
+    answer: dict[str, Any] = json.loads(line.removeprefix(MARK))
+    return answer
