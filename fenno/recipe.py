@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -35,12 +35,27 @@ def _read(parse: Any) -> Any:
     return BeforeValidator(validate, json_schema_input_type=str | float | int)
 
 
+def _with_unit(mistaken: Callable[[float], bool], *spelled: str, takes: Any = str | float | int) -> BeforeValidator:
+    """A validator that refuses a bare number which was rarely meant as it would be read; `spelled`: the units to write."""
+
+    def validate(value: object) -> object:
+        if isinstance(value, int | float) and not isinstance(value, bool) and mistaken(value):
+            raise ValueError(f"{value:g} has no unit: write {' or '.join(f'{value:g}{unit}' for unit in spelled)}")
+        return value
+
+    return BeforeValidator(validate, json_schema_input_type=takes)
+
+
 Seconds = Annotated[float, _read(units.duration)]
 Share = Annotated[float, _read(units.share)]
-Memory = Annotated[float, _read(units.memory)]
+# A validator that stands first is called last.
+Memory = Annotated[float, _read(units.memory), _with_unit(lambda number: 1 < number < 2**20, "%", "GiB")]
+Size = Annotated[int, _read(units.size), _with_unit(lambda number: 0 < number < 2**20, "GiB")]
 Count = Annotated[int, _read(units.count)]
 Rate = Annotated[float, Field(gt=0)]
 Limit = Annotated[float, Field(gt=0), _read(units.duration)]
+_UNIT = _with_unit(lambda number: isinstance(number, int) and number > 0, "ms", "s", takes=str | float)
+LatencyLimit = Annotated[float, Field(gt=0), _read(units.duration), _UNIT]
 Scalar = bool | int | float | str | None
 
 # What an environment variable is called whose value stands in no file; and an address with a password in it.
@@ -121,8 +136,8 @@ class Host(Model):
     """What the recipe needs of a machine; `gpus: 0` is a CPU recipe."""
 
     gpus: int = Field(0, ge=0)
-    gpu_memory: Annotated[int, _read(units.size)] | None = Field(None, description="at least this much on each GPU")
-    memory: Annotated[int, _read(units.size)] | None = Field(None, description="at least this much main memory")
+    gpu_memory: Size | None = Field(None, description="at least this much on each GPU")
+    memory: Size | None = Field(None, description="at least this much main memory")
 
 
 class Lengths(Model):
@@ -207,15 +222,6 @@ class Workload(Model):
         return self
 
 
-def _unit(value: object) -> object:
-    """A latency as a file has it. Raises `ValueError` for a whole number: 800 is rarely meant as seconds."""
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        raise ValueError(f"{value} has no unit: write {value}ms, or {value}s")
-    return value
-
-
-# A validator that is named first is called last.
-LatencyLimit = Annotated[float, Field(gt=0), _read(units.duration), BeforeValidator(_unit, json_schema_input_type=str | float)]
 TARGETS = "they are p50, p90, p95 or p99 of ttft, tpot, e2el or gap (p95_ttft), and qps, memory, availability"
 
 
@@ -413,18 +419,13 @@ def _inside(folder: Path) -> str:
     return "give a recipe's file, or a name from `fenno recipe list`"
 
 
-def hub_id(model: str) -> bool:
-    """Whether it looks like a model's id on the Hub, owner/name, and is no path."""
-    return re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model) is not None
-
-
 def _meant(what: str) -> str:
     """What to do with words that are neither a file nor a name, by what they look like: an address, a Hub id."""
     if "://" in what:
         return "a server's address is for `fenno loadtest`, `compare` and `soak`; in a recipe it is `engine.url`"
     if re.fullmatch(r"[\w.-]+:[0-9]+(/.*)?", what):
         return f"a server's address is written http://{what}"
-    if hub_id(what) and not what.endswith((".yaml", ".yml")):
+    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", what) and not what.endswith((".yaml", ".yml")):
         return f"make a recipe for that model: fenno init -- vllm serve {what} > fenno.yaml"
     return "see `fenno recipe list`"
 

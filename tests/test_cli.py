@@ -56,6 +56,17 @@ USAGE = {
     ),
     "no-recipe": Case(lambda p: ["tune", "cpu-smal"], 2, ("there is no recipe 'cpu-smal'", "did you mean cpu-small?")),
     "no-yaml": Case(lambda p: ["recipe", "lint", p.python], 2, ("a recipe is a mapping of keys", "fenno recipe show")),
+    "linted-search": Case(
+        lambda p: ["recipe", "lint", p.recipe(search={"restart": {"max-num-sequences": [4]}})],
+        2,
+        ("search.restart: vLLM 0.32.0 has no flag `max-num-sequences`", "did you mean `max-num-seqs`?"),
+    ),
+    "linted-knob": Case(
+        lambda p: ["recipe", "lint", p.recipe(search={"live": {"max_num_seqs": [4]}})], 2, ("is no live knob", "live knobs are")
+    ),
+    "tuned-folder": Case(lambda p: ["tune", p.folder], 2, ("is a folder, not a recipe",)),
+    "served-address": Case(lambda p: ["serve", "localhost:8000"], 2, ("no recipe 'localhost:8000'", "http://localhost:8000")),
+    "target": Case(tune("--target", "p95=800ms"), 2, ("there is no target `p95`; did you mean `p95_ttft`?", "and qps, memory")),
     "tuned-url": Case(url("tune"), 2, ("cannot change it", "fenno loadtest")),
     "served-url": Case(url("serve"), 2, ("runs already", "http://127.0.0.1:9")),
     "p95": Case(tune("--target-p95", "800q"), 2, ("'800q' is not a duration such as 800ms",)),

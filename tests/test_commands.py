@@ -99,10 +99,31 @@ def test_a_target_that_there_is_not_is_answered_with_those_there_are(name: str, 
 @pytest.mark.parametrize("key", recipe.Latencies.model_fields)
 @pytest.mark.parametrize("where", ["targets: {%s: %s}", "targets: {classes: {short: {%s: %s}}}"])
 def test_a_latency_in_a_file_is_no_whole_number_without_a_unit(key: str, where: str) -> None:
-    with pytest.raises(RecipeError, match="800 has no unit: write 800ms, or 800s"):
+    with pytest.raises(RecipeError, match="800 has no unit: write 800ms or 800s"):
         recipe.parse(SMALLEST + where % (key, 800), "here")
     found = recipe.parse(SMALLEST + where % (key, 0.8), "here").targets.latencies()
     assert [*found.values()] == [0.8] == [*recipe.parse(SMALLEST + where % (key, "800ms"), "here").targets.latencies().values()]
+
+
+@pytest.mark.parametrize(
+    ("part", "says"),
+    [
+        ("targets: {memory: 85}", "`targets.memory`: 85 has no unit: write 85% or 85GiB"),
+        ("targets: {memory: 85.5}", "write 85.5% or 85.5GiB"),
+        ("host: {memory: 6}", "`host.memory`: 6 has no unit: write 6GiB"),
+        ("host: {gpu_memory: 80}", "`host.gpu_memory`: 80 has no unit: write 80GiB"),
+    ],
+)
+def test_a_size_in_a_file_is_no_handful_of_bytes(part: str, says: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe.parse(SMALLEST + part, "here")
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("limit", ["40GiB", "85%", 0.85, 1, 42949672960])
+def test_a_memory_target_is_the_same_after_it_was_written(limit: object) -> None:
+    mine = recipe.parse(SMALLEST, "here").with_targets(memory=limit)
+    assert recipe.parse(yaml.safe_dump(mine.model_dump(mode="json")), "here").targets.memory == mine.targets.memory
 
 
 def test_a_recipe_with_seconds_is_the_same_after_it_was_written() -> None:

@@ -413,6 +413,7 @@ def test_a_check_has_words_for_everything_and_sentences_end(check: checks.Check)
     ("id", "facts", "fix"),
     [
         ("model.config", model(local=False), "hf download org/model,"),
+        ("model.config", model(local=False, fault="there is no model folder ./x"), "a Hub id (owner/name)"),
         ("engine.installed", replace(GOOD, engine=None), "pip install 'vllm>="),
         ("engine.installed", replace(GOOD, engine=None, recipe=None), "vLLM's CPU engine"),
     ],

@@ -456,8 +456,9 @@ def test_the_command_plans_a_cpu_recipe_for_a_cpu() -> None:
         (["dummy:grok2-9b", "--gpu-type", "H100", "--flag", "quantisation=fp8"], "did you mean quantization?"),
         (["dummy:grok2-9b", "--gpu-type", "H100", "--flag", "enable-lora=true"], "a plan depends on tensor-parallel-size,"),
         (["llama3-70b-h100x4", "--gpus", "8", "--gpu-type", "H200"], "--gpus 4, or --flag tensor-parallel-size=8"),
-        ([str(Path(__file__).parent), "--gpu-type", "H100"], "give the folder that has one"),
-        (["./org/name", "--gpu-type", "H100"], "give the folder that has one"),
+        ([str(Path(__file__).parent), "--gpu-type", "H100"], "has no config.json: it holds no model"),
+        (["./org/name", "--gpu-type", "H100"], "there is no model folder ./org/name"),
+        (["dummy:grok", "--gpu-type", "H100"], "there is no dummy model dummy:grok; there are dummy:grok2-small"),
         (["http://127.0.0.1:9", "--gpu-type", "H100"], "a server's address is for `fenno loadtest`"),
     ],
 )

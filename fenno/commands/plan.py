@@ -91,7 +91,6 @@ def model_config(chosen: Recipe) -> tuple[dict[str, Any], int | None]:
     """
     import os
 
-    from fenno import recipe as recipes
     from fenno.doctor import hostfacts, modelfacts
 
     try:
@@ -101,10 +100,10 @@ def model_config(chosen: Recipe) -> tuple[dict[str, Any], int | None]:
     if found is None:
         raise UsageError("this recipe names a server that runs already: what it serves is not known", "give a model")
     if not found.config:
-        name = str(chosen.engine.model)
-        fetched = recipes.hub_id(name) and not Path(name).is_dir()
-        hint = f"get the config alone, a few kB: hf download {name} config.json" if fetched else "give the folder that has one"
-        raise UsageError(f"there is no config.json of {name} on this host", hint)
+        if found.fault:
+            raise UsageError(found.fault, "give a folder that has a config.json, a Hub id, or dummy:NAME")
+        hint = f"get the config alone, a few kB: hf download {found.name} config.json"
+        raise UsageError(f"there is no config.json of {found.name} on this host", hint)
     return dict(found.config), found.weights if found.local and not found.dummy else None
 
 

@@ -33,14 +33,16 @@ def recipe_lint(
     name: Annotated[str, typer.Argument(metavar="RECIPE", help="a recipe file or an embedded recipe's name")],
     engine: Annotated[bool, typer.Option(help="check the flags against the installed engine too")] = True,
 ) -> None:
-    """Check a recipe, and its flags against the installed engine."""
+    """Check a recipe, and its flags and search against the installed engine."""
     from fenno import recipe
     from fenno.engine import catalogue
+    from fenno.tune import space
 
     checked = recipe.load(recipe.find(name))
     if engine and checked.engine.model is not None:
         known = catalogue.read(catalogue.interpreter(checked.engine.python), console.say)
         known.check(checked.engine.flags, name)
+        space.build(checked, known)
         console.say(f"{name}: the flags are those of vLLM {known.engine.version}")
     console.say(f"{name}: no mistakes found")
 

@@ -210,7 +210,8 @@ class Engine:
 class Model:
     """The model as its files describe it. `weights`: bytes, None when unknown; `local`: whether its files are on this host.
 
-    `pointers`: weight files that are Git LFS pointers; `absent`: shards that the index names and the folder lacks.
+    `pointers`: weight files that are Git LFS pointers; `absent`: shards that the index names and the folder lacks; `fault`: why a
+    name that can be no Hub id is no model either.
     """
 
     name: str
@@ -221,6 +222,7 @@ class Model:
     absent: tuple[str, ...] = ()
     tokenizer: bool = True
     dummy: bool = False
+    fault: str = ""
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,8 @@ def parts(facts: Facts) -> int:
 )
 def readable(facts: Facts) -> Finding:
     model = there(facts)
+    if model.fault:
+        return fail(model.fault, "`engine.model` is a folder with a config.json, a Hub id (owner/name), or dummy:NAME")
     if not model.local:
         known = ", known by fenno" if model.config else ""
         said = f"{model.name} is not on this host{known}: the engine will fetch it at its start"

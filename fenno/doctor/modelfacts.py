@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fenno.doctor.facts import Model
+from fenno.engine import server
 from fenno.engine.command import DUMMY
 from fenno.engine.dummy import SHAPES, files
 from fenno.plan import shape
@@ -28,12 +30,13 @@ def model(recipe: Recipe, hub: Path) -> Model | None:
     if name.startswith(DUMMY):
         found = SHAPES.get(name.removeprefix(DUMMY))
         config = files(found)["config.json"] if found else {}
-        return Model(name, config, local=True, weights=size(config), dummy=True)
+        fault = "" if found else f"there is no dummy model {name}; there are {', '.join(DUMMY + each for each in SHAPES)}"
+        return Model(name, config, local=True, weights=size(config), dummy=True, fault=fault)
     folder = Path(name) if Path(name).is_dir() else snapshot(hub, name)
     if folder is None:
         known = KNOWN.get(name, {})
-        return Model(name, known, local=False, weights=size(known) or None)
-    return read(name, folder)
+        return Model(name, known, local=False, weights=size(known) or None, fault=server.model_fault(recipe.engine) or "")
+    return replace(read(name, folder), fault=server.model_fault(recipe.engine) or "")
 
 
 def snapshot(hub: Path, name: str) -> Path | None:

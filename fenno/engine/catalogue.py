@@ -86,7 +86,7 @@ class Catalogue:
             raise RecipeError(f"{source}: `{name}` is a switch, {value!r} is not true or false", f"write `{name}: true`")
         # Some flags take several, such as `cudagraph-capture-sizes`.
         if flag.type == "int" and not all(isinstance(one, int) for one in (value if isinstance(value, list) else [value])):
-            raise RecipeError(f"{source}: `{name}` takes a whole number, not {value!r}", f"write `{name}: 1024`")
+            raise RecipeError(f"{source}: `{name}` takes a whole number, not {value!r}", f"write it in digits: `{name}: 8`")
 
     def check_variable(self, name: str, source: str = "recipe") -> None:
         """Raise `RecipeError` for a VLLM_* variable that this engine never reads: it would warn and go on without."""
