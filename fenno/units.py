@@ -115,9 +115,9 @@ class Address:
 
 
 def address(text: str, port: int | None = None) -> Address:
-    """HOST:PORT, or HOST where `port` is known. Raises `UsageError`."""
+    """HOST:PORT, or HOST where `port` is known; a port alone is neither. Raises `UsageError`."""
     found = re.fullmatch(r"([a-z0-9][a-z0-9._-]*|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?", text, re.IGNORECASE | re.ASCII)
     number = int(found[2]) if found and found[2] else port or 0
-    if not found or not 0 < number < 1 << 16:
+    if not found or found[1].isdecimal() or not 0 < number < 1 << 16:
         raise UsageError(f"{text!r} is no address", "HOST:PORT, such as 10.0.0.1:8000 or [fd00::1]:8000")
     return Address(found[1], number)

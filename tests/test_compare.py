@@ -273,6 +273,15 @@ def test_more_rounds_are_asked_for_where_there_are_rounds(paired: bool, more: bo
     assert said.startswith("INVALID: ") and "nothing is said of a difference" in said and ("--rounds" in said) is more
 
 
+def test_of_load_tests_that_were_no_measurement_no_difference_is_told() -> None:
+    blocks = {"A": [block(100.0 + i % 3) for i in range(6)], "B": [block(150.0 + i % 3) for i in range(6)]}
+    arms = [Arm("A", "a", folder=Path("a")), Arm("B", "b", folder=Path("b"))]
+    for reasons, code in (([], 1), (["B: the client was late"], 4)):
+        found = run.document(run.Blocks(blocks, False, reasons), arms, None, None)
+        said = " ".join([*words.lines(found), *(" ".join(row) for row in words.rows(found))])
+        assert (words.exit_code(found), "INVALID" in said, "worse" in said) == (code, bool(reasons), not reasons)
+
+
 def test_stored_runs_are_not_compared_with_what_has_yet_to_run(tmp_path: Any) -> None:
     def recipe_of(name: str) -> Recipe:
         return Recipe.model_validate({"name": "url", "engine": {"url": "http://127.0.0.1:1"}})

@@ -144,7 +144,7 @@ def test_an_address_is_a_host_and_a_port(text: str, found: str) -> None:
     assert str(units.address(text, 8000)) == found
 
 
-@pytest.mark.parametrize("text", ["", "a b", "http://h:80", "h:0", "h:65536", "h:x", "fd00::1", "h;", "h:80 down", "h/x"])
+@pytest.mark.parametrize("text", ["", "a b", "http://h:80", "h:0", "h:65536", "h:x", "fd00::1", "h;", "h:80 down", "h/x", "8080"])
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is no address"):
         units.address(text, 8000)

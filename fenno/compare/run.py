@@ -157,7 +157,8 @@ def document(
     (of equivalence) are shares."""
     first = arms[0].name
     enough = min(len(blocks) for blocks in found.arms.values()) >= judge.LEAST
-    findings = judge.compare(found.arms, paired=found.paired, margin=margin) if enough else []
+    valid = enough and (found.paired or not found.left_out)
+    findings = judge.compare(found.arms, paired=found.paired, margin=margin) if valid else []
     own = {name: _own(blocks, found.died.get(name, ())) for name, blocks in found.arms.items()}
     return {
         "arms": {arm.name: {"what": arm.what, "blocks": len(found.arms[arm.name]), "figures": own[arm.name]} for arm in arms},
@@ -168,7 +169,7 @@ def document(
         "verdict": {arm.name: judge.verdict([f for f in findings if f.arm == arm.name]) for arm in arms if arm.name != first},
         "availability_target": target,
         "availability": {name: judge.reaches(own[name].get("availability"), target) for name in own} if target else None,
-        "valid": enough and (found.paired or not found.left_out),
+        "valid": valid,
         "left_out": found.left_out,
         "gone": found.gone,
         "creep": {name: [_finding(each) for each in creep(blocks)] for name, blocks in found.arms.items()},

@@ -108,7 +108,7 @@ def identify(executable: str) -> Identity:
     if facts["distribution"] is None:
         raise EngineError(
             f"vLLM is not installed under {executable}",
-            "install it there, or set `engine.python` in the recipe to the interpreter that has it",
+            "install it there (`fenno doctor` says how), or set `engine.python` in the recipe to the interpreter that has it",
             cause="not-installed",
         )
     found = Identity(executable, facts["distribution"], facts["version"], facts["python"], facts["torch"], facts["location"])
