@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -56,9 +57,25 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> N
         for row in (header, *rows):
             err.file.write("\t".join(row) + "\n")  # print would make spaces of tabs
         return
-    made = Table(title=title, title_justify="left", header_style="bold")
-    for index, name in enumerate(header):
-        made.add_column(name, justify="left" if index == 0 else "right", overflow="fold")
+    err.print(_table(title, header, [*rows], err.width))
+
+
+def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Table:
+    """A table that is `room` characters wide, or as wide as its longest words need."""
+    made = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    made.padding = (0, 1, 0, 0)  # with the box's space two characters between columns
+    for index, width in enumerate(_widths([*zip(header, *rows, strict=True)], room)):
+        made.add_column(header[index], justify="left" if index == 0 else "right", width=width)
     for row in rows:
         made.add_row(*row)
-    err.print(made)
+    return made
+
+
+def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """How wide each column is: as its longest cell, the widest narrower until all fit, and none than its longest word."""
+    wide = [max(map(len, cells)) for cells in columns]
+    least = [max(len(word) for cell in cells for word in cell.split() or [""]) for cells in columns]
+    while sum(wide) + 2 * (len(wide) - 1) > room and wide != least:
+        widest = max((i for i in range(len(wide)) if wide[i] > least[i]), key=lambda i: wide[i])
+        wide[widest] -= 1
+    return wide

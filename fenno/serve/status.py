@@ -18,7 +18,7 @@ from fenno.serve import state
 from fenno.serve.policy import Death
 from fenno.serve.state import State
 
-HEADER = ("server", "is", "for", "url", "running", "waiting", "KV cache", "tokens/s", "memory", "restarts")
+HEADER = ("server", "is", "running", "waiting", "KV cache", "tok/s", "memory", "restarts")
 Counts = dict[str, tuple[float, float]]
 
 
@@ -63,12 +63,11 @@ def memory(server: State) -> int:
 def row(seen: dict[str, Any]) -> tuple[str, ...]:
     """A line of the table of `HEADER`."""
     since = seen["ready"] if seen["phase"] == "ready" and seen["ready"] else seen["since"]
+    phase = seen["phase"] if seen["healthy"] or seen["phase"] != "ready" else "not healthy"
     load = [_number(seen.get("running")), _number(seen.get("waiting")), _number(seen.get("kv_cache_usage"), 100, " %")]
     return (
         seen["name"],
-        seen["phase"] if seen["healthy"] or seen["phase"] != "ready" else "not healthy",
-        units.show_duration(max(1.0, round(time.time() - since))),
-        seen["url"],
+        f"{phase} for {units.show_duration(max(1.0, round(time.time() - since)))}",
         *load,
         _number(seen.get("tokens_per_second")),
         units.show_memory(seen["memory"]) if seen.get("memory") else "",
@@ -83,6 +82,8 @@ def _number(value: float | None, factor: float = 1.0, unit: str = "") -> str:
 def notes(seen: dict[str, Any]) -> list[str]:
     """What a table has no room for."""
     name, said = seen["name"], []
+    if seen["url"] and seen["phase"] in ("ready", "draining"):
+        said.append(f"{name}: {seen['url']}/v1 serves {seen['model']}")
     if seen["phase"] == "starting":
         left = f", about {units.show_duration(max(1.0, round(seen['left'])))} from there" if seen["left"] else ""
         said.append(f"{name}: {seen['stage']}{left}")
