@@ -1,8 +1,10 @@
 """The token-aware order and the limits, without vLLM: arithmetic that can be checked in every corner."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fenno import control
+from fenno.control import Acknowledgement
 from fenno.vllm_plugin import versions
 from fenno.vllm_plugin.limits import Limits, Start, in_force, settings
 from fenno.vllm_plugin.order import Order, Work
@@ -152,6 +155,32 @@ def test_a_vllm_whose_scheduler_nobody_has_read_is_refused(version: str) -> None
 def test_the_plugin_is_found_without_importing_vllm() -> None:
     code = "import sys, fenno.vllm_plugin.scheduler; print([m for m in ('vllm', 'torch', 'prometheus_client') if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("gathered", [False, True], ids=["one API server", "several"])
+def test_the_counters_of_every_rank_are_in_the_metrics_of_one_api_server_and_of_several(tmp_path: Path, gathered: bool) -> None:
+    path = tmp_path / "control.json"
+    for rank in (0, 1):
+        control.write_acknowledgement(path, Acknowledgement(1, rank, {}, True, counters={"admissions": 3.0 + rank}))
+    # As vLLM does it: the registry of this process, or one with a collector of what all processes wrote.
+    code = """
+import prometheus_client
+from prometheus_client import multiprocess
+from fenno.vllm_plugin import register
+register(), register()
+prometheus_client.Counter("vllm:mine", "one of vLLM's").inc()
+registry = prometheus_client.CollectorRegistry() if GATHERED else prometheus_client.REGISTRY
+GATHERED and multiprocess.MultiProcessCollector(registry)
+print(prometheus_client.generate_latest(registry).decode())
+"""
+    env = {**os.environ, control.VARIABLE: str(path)} | ({"PROMETHEUS_MULTIPROC_DIR": str(tmp_path)} if gathered else {})
+    argv = [sys.executable, "-c", code.replace("GATHERED", str(gathered))]
+    lines = subprocess.run(argv, capture_output=True, text=True, check=True, env=env).stdout.splitlines()
+    assert [line for line in lines if line.startswith("fenno:")] == [
+        'fenno:admissions{rank="0"} 3.0',
+        'fenno:admissions{rank="1"} 4.0',
+    ]
+    assert "vllm:mine_total 1.0" in lines
 
 
 def test_up_to_0_28_a_lower_cap_follows_the_running_requests_down() -> None:

@@ -119,7 +119,8 @@ def part(name: str, told: Part, rate: float, classes: Sequence[LengthClass], eng
             if not engine.scheduler.requests:
                 engine.now = due[0] if due else block.end
                 continue
-            for _ in range(engine.step() if told.users else 0):
+            ended = engine.step()
+            for _ in range(ended if told.users else 0):
                 engine.add(engine.now, *next(drawn))
             block.levels.append(engine.scheduler.get_request_counts())
     while engine.scheduler.requests:

@@ -32,9 +32,9 @@ def _show(path: Path) -> None:
     """Add the counters of every rank to what this process shows in `/metrics`, read from the answers at each scrape.
 
     The scheduler lives in a process of its own, so that its registry is never scraped; the answers are where it can be seen.
-    With `--api-server-count` above 1 vLLM gathers its metrics by other means, and these are absent.
+    Several API servers (`--api-server-count`) show no registry but what a collector gathers from files that all of them write.
     """
-    from prometheus_client import REGISTRY
+    from prometheus_client import REGISTRY, multiprocess
 
     class Counters:
         def describe(self) -> list[Any]:
@@ -43,9 +43,15 @@ def _show(path: Path) -> None:
         def collect(self) -> Iterator[Any]:
             return families(path)
 
+    class Gathered(multiprocess.MultiProcessCollector):  # type: ignore[misc]
+        def collect(self) -> Iterator[Any]:
+            yield from super().collect()
+            yield from families(path)
+
     if not getattr(REGISTRY, "_fenno", False):
         REGISTRY._fenno = True
         REGISTRY.register(Counters())
+        multiprocess.MultiProcessCollector = Gathered
 
 
 def families(path: Path) -> Iterator[Any]:
