@@ -146,7 +146,7 @@ def trial(name: str, part: Part, block: Block, requests: Sequence[Seen]) -> dict
 def table(trials: Sequence[dict[str, Any]]) -> str:
     """Over the requests of all blocks of an arm; in brackets against the part's first arm, then the least and the most of the
     seeds' own ratios of P95. `waiting` and `running` are means."""
-    heads = "part,arm,blocks,qps,running,waiting,class,TTFT P50/P95/P99 (ms),P95,P99,E2EL P50 (ms)".split(",")
+    heads = "part,arm,blocks,qps,running,waiting,class,failed,TTFT P50/P95/P99 (ms),P95,P99,E2EL P50 (ms)".split(",")
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for part, arm in dict.fromkeys((t["part"], t["arm"]) for t in trials):
         mine = [t for t in trials if (t["part"], t["arm"]) == (part, arm)]
@@ -155,9 +155,12 @@ def table(trials: Sequence[dict[str, Any]]) -> str:
         mean = [statistics.fmean(column) for column in zip(*levels, strict=True)]
         about = f"| {part} | {arm} | {len(mine)} | {statistics.fmean(t['qps'] for t in mine):.1f} | {mean[0]:.0f} | {mean[1]:.0f} "
         for cls in sorted({c for t in mine for c in t["ttfts_ms"]}):
-            told = [f"{at(pooled(mine, cls, 'e2els_ms'), 50):.0f}", triple(pooled(mine, cls, "ttfts_ms"))]
+            ttfts, e2el = pooled(mine, cls, "ttfts_ms"), at(pooled(mine, cls, "e2els_ms"), 50)
             p95, p99 = (change(mine, first, cls, p) for p in (95, 99))
-            lines.append(f"{about}| {cls} | {told[1]} | {p95} {seeds(mine, first, cls)} | {p99} | {told[0]} |")
+            failed = ttfts.count(None) / len(ttfts)
+            lines.append(
+                f"{about}| {cls} | {failed:.1%} | {triple(ttfts)} | {p95} {seeds(mine, first, cls)} | {p99} | {e2el:.0f} |"
+            )
     return "\n".join(lines)
 
 
@@ -251,7 +254,8 @@ class Study:
 
     def set(self, part: Part, arm: str) -> None:
         assert self.seat.engine.control
-        live.change(self.seat.engine.url, self.seat.engine.control, part.knobs(arm))
+        answer = live.change(self.seat.engine.url, self.seat.engine.control, part.knobs(arm))
+        assert not answer.unsupported, f"this engine cannot change {', '.join(answer.unsupported)} while it runs"
 
     def watch(self, until: float, levels: list[tuple[int, int]]) -> None:
         assert self.seat.engine.control

@@ -27,23 +27,23 @@ SEATS, STEPS, BLOCKS = 256, 400, 20_000
 LOADS = ((256, 1000), (64, 0))
 
 
-def scheduler(cls: type, policy: str, model: Any, seats: int = SEATS, budget: int = 2048, blocks: int = BLOCKS) -> Any:
+def scheduler(cls: type, policy: str, model: Any) -> Any:
     import torch
     from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
     limits = SchedulerConfig(
-        max_model_len=4096, is_encoder_decoder=False, max_num_batched_tokens=budget, max_num_seqs=seats, policy=policy
+        max_model_len=4096, is_encoder_decoder=False, max_num_batched_tokens=2048, max_num_seqs=SEATS, policy=policy
     )
     config = VllmConfig(
         model_config=model, cache_config=CacheConfig(block_size=16, enable_prefix_caching=False), scheduler_config=limits
     )
-    config.cache_config.num_gpu_blocks = blocks
+    config.cache_config.num_gpu_blocks = BLOCKS
     spec = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=32, dtype=torch.bfloat16)
     return cls(
         vllm_config=config,
-        kv_cache_config=KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)]),
+        kv_cache_config=KVCacheConfig(BLOCKS, [], [KVCacheGroupSpec(["layer"], spec)]),
         structured_output_manager=StructuredOutputManager(config),
         block_size=16,
         hash_block_size=16,

@@ -1,40 +1,40 @@
-"""A study of `level.py` on vLLM's real scheduler under fenno, with a clock of its own in an engine's place: what is to be expected.
+"""What a study of `level.py` is expected to show: fenno's order and vLLM's way of admitting, on a clock of its own, as arithmetic.
 
-usage: python benchmarks/scheduler/virtual.py level.yaml [--only PART …] [--host slow]    (the Python of an engine)
+usage: python benchmarks/scheduler/virtual.py STUDY.yaml [--only PART …] [--host slow] [--capacity RATE]    (seconds; needs no vLLM)
 
-A step costs what its tokens cost on an H200, roughly: without a prompt 1 ms and 0.08 ms a sequence, as was seen with 70 of them; of
-more than 512 tokens, for which vLLM captures no graph, 20 ms and 12.5 us a token, as was seen at 1,548 tokens; between the two what
-sequences and tokens come to. With that 256 sequences in a closed loop hold 68.9 requests/s, as was seen on one host; `--host fast`
-takes 0.6 of every step, for the host that held 113. Answers are exactly as long as asked for.
+As vLLM's scheduler does, a step gives a token to whoever decodes, then goes on with prompts that are half read, then takes in
+whoever is next in the order, while seats and budget last. It costs what its tokens cost on an H200, roughly: without a prompt 1 ms
+and 0.08 ms a sequence, as was seen with 70 of them; of more than 512 tokens, for which vLLM captures no graph, 20 ms and 12.5 us a
+token, as was seen at 1,548 tokens; between the two what sequences and tokens come to. With that 256 sequences in a closed loop hold
+69 requests/s, as was seen on one host; `--host fast` takes 0.6 of every step, for another that held 113. Memory never ends. With the
+flag `max-num-queued-reqs` an arrival is refused when so many requests are there, which run or wait.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import heapq
 import random
 import statistics
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import step_cost
 import yaml
-from level import Block, Part, Seen, parts_of, stretch, table, trial
+from level import Arrival, Block, Part, Seen, parts_of, stretch, table, trial
 from study import order
 
 from fenno import control, recipe
-from fenno.control import Wanted
-from fenno.engine import dummy
 from fenno.load.plan import draw
 from fenno.recipe import LengthClass
+from fenno.tune.space import BUDGET, CAP, POLICY, THRESHOLD
+from fenno.vllm_plugin.order import AGING_SECONDS, EDGES, Order, Work
 
 HOSTS = {"slow": 1.0, "fast": 0.6}
-# Where arrivals lie: the scheduler takes seconds since 1970.
-BASE = 1.7e9
-LENGTH, STOP = 4096, 9
+LONGEST = 4096
+# Class, prompt and answer.
+Drawn = tuple[str, int, int]
 
 
 def step_seconds(seqs: int, tokens: int) -> float:
@@ -45,95 +45,107 @@ def step_seconds(seqs: int, tokens: int) -> float:
 
 
 class Engine:
-    """A scheduler and its clock. `seen`: every request that has ended; `ended`: how many did in the last step."""
+    """One engine and its clock. `seen`: every request whose end is known: an answer once begun is never held up for long."""
 
-    def __init__(self, part: Part, slowness: float, model: Any, path: Path) -> None:
-        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-
-        from fenno.vllm_plugin.scheduler import steered
-
-        self.part, self.slowness, self.path, self.now, self.revision = part, slowness, path, 0.0, 0
-        control.clear(path)
-        os.environ[control.VARIABLE] = str(path)
-        self.scheduler = step_cost.scheduler(steered(AsyncScheduler), "fcfs", model, part.cap, part.budget, blocks=80_000)
-        self.sent: dict[str, tuple[str, float, int]] = {}
-        self.first: dict[str, float] = {}
+    def __init__(self, part: Part, slowness: float, most: float) -> None:
+        self.part, self.slowness, self.most = part, slowness, most
+        self.now, self.steps, self.sent, self.decoding = 0.0, 0, 0, 0
+        self.waiting: list[tuple[tuple[float, int], Drawn, float]] = []
+        self.reading: list[tuple[int, Drawn, float]] = []  # tokens of the prompt that are left
+        self.ends: list[tuple[int, int, Drawn, float, float]] = []  # the step of its last token first
         self.seen: list[Seen] = []
         self.set(next(iter(part.arms)))
 
     def set(self, arm: str) -> None:
-        self.revision += 1
-        control.write_wanted(self.path, Wanted(self.revision, self.part.knobs(arm)))
-        self.scheduler._look(answer=True)
+        self.knobs = {name: value for name, value in self.part.knobs(arm).items() if value is not None}
+        edges = control.edges(self.knobs["class_edges"]) if "class_edges" in self.knobs else EDGES
+        self.order = Order(edges, self.knobs.get("aging_seconds", AGING_SECONDS))
+        self.waiting = [((self.due(one, at), number), one, at) for (_, number), one, at in self.waiting]
+        heapq.heapify(self.waiting)
 
-    def add(self, at: float, cls: str, prompt: int, answer: int) -> None:
-        """A request of `answer` tokens that arrived at `at`. It ends by a stop token: its client may have set no limit."""
-        from vllm.sampling_params import SamplingParams
-        from vllm.v1.request import Request
+    def due(self, one: Drawn, at: float) -> float:
+        _, prompt, answer = one
+        room = LONGEST - prompt
+        work = Work(prompt, 0, room if self.part.unset else answer, room)
+        return at if self.knobs[POLICY] == "fcfs" else self.order.place(0, at, work, self.knobs[BUDGET]).due
 
-        name = str(len(self.sent))
-        self.sent[name] = (cls, at, answer)
-        limits = SamplingParams(max_tokens=LENGTH - prompt if self.part.unset else answer, stop_token_ids=[STOP])
-        self.scheduler.add_request(Request(name, list(range(3, 3 + prompt)), limits, None, arrival_time=BASE + at))
+    @property
+    def running(self) -> int:
+        return self.decoding + len(self.reading)
+
+    def add(self, at: float, one: Drawn) -> None:
+        if self.running + len(self.waiting) >= self.most:
+            self.seen.append(Seen(one[0], at, None, None))
+            return
+        self.sent += 1
+        heapq.heappush(self.waiting, ((self.due(one, at), self.sent), one, at))
 
     def step(self) -> int:
         """One step; how many requests it ended."""
-        from vllm.v1.outputs import ModelRunnerOutput
+        left = self.knobs[BUDGET] - self.decoding
+        chunk = self.knobs.get(THRESHOLD) or LONGEST
+        prompts, self.reading, read, tokens = self.reading, [], [], self.decoding
+        while left > 0 and (prompts or (self.waiting and self.decoding + len(self.reading) + len(read) < self.knobs[CAP])):
+            rest, one, at = prompts.pop(0) if prompts else self.admitted()
+            taken = min(rest, left, chunk)
+            left, tokens = left - taken, tokens + taken
+            (read if taken == rest else self.reading).append((rest - taken, one, at))
+        self.reading = prompts + self.reading
+        self.now += self.slowness * step_seconds(self.running + len(read), tokens)
+        self.steps += 1
+        self.decoding += len(read)
+        for number, (_, one, at) in enumerate(read):
+            heapq.heappush(self.ends, (self.steps + one[2] - 1, number, one, at, self.now))
+        ended = 0
+        while self.ends and self.ends[0][0] <= self.steps:
+            _, _, one, at, first = heapq.heappop(self.ends)
+            self.seen.append(Seen(one[0], first, first - at, self.now - at))
+            self.decoding, ended = self.decoding - 1, ended + 1
+        return ended
 
-        output = self.scheduler.schedule()
-        names = list(output.num_scheduled_tokens)
-        self.now += self.slowness * step_seconds(len(names), output.total_num_scheduled_tokens)
-        running = {name: self.scheduler.requests[name] for name in names}
-        tokens = [[] if r.is_prefill_chunk else [self.token(name, r)] for name, r in running.items()]
-        self.scheduler.update_from_output(output, ModelRunnerOutput(names, {name: i for i, name in enumerate(names)}, tokens))
-        for name, request in running.items():
-            cls, at, answer = self.sent[name]
-            if request.num_output_tokens and name not in self.first:
-                self.first[name] = self.now
-            if request.num_output_tokens == answer:
-                self.seen.append(Seen(cls, self.first[name], self.first[name] - at, self.now - at))
-        return sum(name not in self.scheduler.requests for name in names)
-
-    def token(self, name: str, request: Any) -> int:
-        return STOP if request.num_output_tokens == self.sent[name][2] - 1 else 7
+    def admitted(self) -> tuple[int, Drawn, float]:
+        _, one, at = heapq.heappop(self.waiting)
+        return one[1], one, at
 
 
-def part(name: str, told: Part, rate: float, classes: Sequence[LengthClass], engine: Engine) -> list[dict[str, Any]]:
+def part_of(
+    name: str, told: Part, coming: Iterator[Arrival], classes: Sequence[LengthClass], engine: Engine
+) -> list[dict[str, Any]]:
     """The trials of a part, as `level.py` makes them."""
     blocks = [
         Block(seed, arm, told.before + n * told.length, told.before + (n + 1) * told.length)
         for n, (seed, arm) in enumerate(order(told))
     ]
-    coming, dice = iter(()) if told.users else iter(stretch(told, rate, classes, len(blocks))), random.Random(1)
-    names = {c.output_tokens: c.name for c in classes}
-    drawn = drawing(told, classes, dice)
+    names, drawn = {c.output_tokens: c.name for c in classes}, drawing(told, classes)
     for user in range(told.users or 0):
-        engine.add(2.0 * user / told.users, *next(drawn))
+        engine.add(2.0 * user / (told.users or 1), next(drawn))
     due = next(coming, None)
     for block in [Block(0, blocks[0].arm, 0.0, told.before), *blocks]:
         engine.set(block.arm)
         while engine.now < block.end:
             while due and due[0] <= engine.now:
-                engine.add(due[0], names.get(due[2], ""), *due[1:])
+                engine.add(due[0], (names.get(due[2], ""), *due[1:]))
                 due = next(coming, None)
-            if not engine.scheduler.requests:
+            if not engine.running and not engine.waiting:
                 engine.now = due[0] if due else block.end
                 continue
             ended = engine.step()
             for _ in range(ended if told.users else 0):
-                engine.add(engine.now, *next(drawn))
-            block.levels.append(engine.scheduler.get_request_counts())
-    while engine.scheduler.requests:
+                engine.add(engine.now, next(drawn))
+            if engine.now >= block.begin + 0.5 * len(block.levels):
+                block.levels.append((engine.running, len(engine.waiting)))
+    while engine.running or engine.waiting:
         engine.step()
     return [trial(name, told, block, engine.seen) for block in blocks]
 
 
-def drawing(told: Part, classes: Sequence[LengthClass], dice: random.Random) -> Iterator[tuple[str, int, int]]:
-    """Class, prompt and answer of one request after the other."""
+def drawing(told: Part, classes: Sequence[LengthClass]) -> Iterator[Drawn]:
+    """One request after the other."""
+    dice = random.Random(1)
     while True:
         cls = dice.choices(classes, [c.share for c in classes])[0]
-        free = 1 + int(dice.expovariate(1 / told.unset)) if told.unset else 0
-        yield ("all" if free else cls.name), draw(cls.prompt_tokens, dice), min(free, 3000) or draw(cls.output_tokens, dice)
+        free = min(3000, 1 + int(dice.expovariate(1 / told.unset))) if told.unset else 0
+        yield ("all" if free else cls.name), draw(cls.prompt_tokens, dice), free or draw(cls.output_tokens, dice)
 
 
 def main() -> None:
@@ -146,16 +158,13 @@ def main() -> None:
     told = yaml.safe_load(asked.study.read_text())
     classes = recipe.load(recipe.find(told["recipe"])).workload.classes
     trials: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        from vllm.config import ModelConfig
-
-        tiny = str(dummy.make("grok2-small", Path(folder)))
-        model = ModelConfig(model=tiny, skip_tokenizer_init=True, dtype="bfloat16", max_model_len=LENGTH)
-        for name, one in parts_of(told, asked.only).items():
-            held = [t["qps"] for t in trials if t["part"] == one.of and t["arm"] == "fcfs"]
-            rate = asked.capacity or (statistics.fmean(held) if held else 0.0)
-            trials += part(name, one, rate, classes, Engine(one, HOSTS[asked.host], model, Path(folder) / "control.json"))
-            print(table([t for t in trials if t["part"] == name]), flush=True)
+    for name, part in parts_of(told, asked.only).items():
+        held = [t["qps"] for t in trials if t["part"] == part.of and t["arm"] == "fcfs"]
+        rate = asked.capacity or (statistics.fmean(held) if held else 0.0)
+        coming = iter(() if part.users else stretch(part, rate, classes, part.seeds * len(part.arms)))
+        engine = Engine(part, HOSTS[asked.host], told.get("flags", {}).get("max-num-queued-reqs", float("inf")))
+        trials += part_of(name, part, coming, classes, engine)
+    print(table(trials))
 
 
 if __name__ == "__main__":
