@@ -6,8 +6,8 @@ As vLLM's scheduler does, a step gives a token to whoever decodes, then goes on 
 whoever is next in the order, while seats and budget last. It costs what its tokens cost on an H200, roughly: without a prompt 1 ms
 and 0.08 ms a sequence, as was seen with 70 of them; of more than 512 tokens, for which vLLM captures no graph, 20 ms and 12.5 us a
 token, as was seen at 1,548 tokens; between the two what sequences and tokens come to. With that 256 sequences in a closed loop hold
-69 requests/s, as was seen on one host; `--host fast` takes 0.6 of every step, for another that held 113. Memory never ends. With the
-flag `max-num-queued-reqs` an arrival is refused when so many requests are there, which run or wait.
+69 requests/s, as was seen on one host; `--host fast` takes 0.6 of every step, for another that held 113. Memory never ends. With
+the flag `max-num-queued-reqs` an arrival is refused when so many requests are there, which run or wait.
 """
 
 from __future__ import annotations
