@@ -55,8 +55,8 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def options(
-    verbose: Annotated[int, typer.Option("-v", "--verbose", count=True, help="say more")] = 0,
-    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="only errors and the result")] = False,
+    verbose: Annotated[int, typer.Option("-v", "--verbose", count=True, help="say more; before the command: fenno -v doctor")] = 0,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="only errors and the result; before the command, too")] = False,
     version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="print the version")] = False,
 ) -> None:
     console.verbosity = -1 if quiet else verbose

@@ -38,6 +38,12 @@ def result(document: Any) -> None:
     sys.stdout.flush()
 
 
+def document(made: Any, *, asked: bool) -> None:
+    """The JSON document of a command that people read: longer than a screen, so that a terminal gets it by --json alone."""
+    if asked or not sys.stdout.isatty():
+        result(made)
+
+
 def finite(value: Any) -> Any:
     """The same document without infinities and NaNs."""
     if isinstance(value, float):

@@ -39,3 +39,14 @@ def test_on_a_terminal_of_eighty_characters_no_word_of_a_table_is_cut(name: str)
     seen = shown.file.getvalue().split()
     assert {word for cell in (*header, *row) for word in cell.split()} <= {*seen}
     assert max(map(len, shown.file.getvalue().splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("terminal", "asked", "printed"), [(True, False, ""), (True, True, '{"a":1}\n'), (False, False, '{"a":1}\n')]
+)
+def test_a_terminal_gets_the_document_when_it_asks(
+    terminal: bool, asked: bool, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    console.document({"a": 1}, asked=asked)
+    assert capsys.readouterr().out == printed

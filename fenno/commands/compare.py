@@ -134,5 +134,5 @@ def tell(document: dict[str, Any], junit: Path | None, *, table: bool) -> int:
         console.say(line)
     if junit:
         process.write(junit, words.junit(document))
-    console.result(document)
+    console.document(document, asked=not table)
     return words.exit_code(document)

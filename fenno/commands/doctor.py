@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -46,11 +45,12 @@ def doctor(
     from fenno.doctor import checks, document, gather, gpufacts, show
 
     chosen = checks.select(only or (), skip or ())
-    if list_ids:
-        print("\n".join(check.id for check in chosen))
-        return
-    if explain_id is not None:
-        print("\n\n".join(show.explain(check) for check in checks.known(explain_id)))
+    if list_ids or explain_id is not None:
+        told = chosen if explain_id is None else checks.known(explain_id)
+        if as_json:
+            console.result({"checks": [document.described(check) for check in told]})
+        else:
+            print("\n".join(check.id for check in told) if explain_id is None else "\n\n".join(map(show.explain, told)))
         return
     if watch:
         watch_gpus()
@@ -68,9 +68,7 @@ def doctor(
     if not as_json:
         for line in [*show.lines(results, facts, full=console.verbosity > 0), show.summary(made)]:
             console.say(line, style={"FAIL": "bold red", "warn": "yellow"}.get(line[:4]))
-    # Longer than a screen: a terminal gets it when asked.
-    if as_json or not sys.stdout.isatty():
-        console.result(made.model_dump(mode="json"))
+    console.document(made.model_dump(mode="json"), asked=as_json)
     raise typer.Exit(errors.FAILED if made.summary["fail"] else errors.OK)
 
 

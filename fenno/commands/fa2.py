@@ -61,10 +61,9 @@ def build_fa2(
         for line in plan.lines(made):
             console.say(line)
     if plan_only:
-        return console.result(plan.document(made))
-    return console.result(
-        built(made, python, given, out.resolve(), side_by_side, verify=verify or stock, stock=stock, try_tiles=try_tiles)
-    )
+        return console.document(plan.document(made), asked=as_json)
+    told = built(made, python, given, out.resolve(), side_by_side, verify=verify or stock, stock=stock, try_tiles=try_tiles)
+    return console.document(told, asked=as_json)
 
 
 def compilers(text: str) -> int | None:

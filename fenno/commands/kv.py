@@ -45,7 +45,7 @@ def tell_plan(made: dict[str, Any], *, as_json: bool) -> None:
         console.table(words.title(made), words.HEADER, words.rows(made))
         for line in words.lines(made):
             console.say(line)
-    console.result(made)
+    console.document(made, asked=as_json)
 
 
 @group.command("bench")
@@ -67,7 +67,7 @@ def patch_kv_bench(
         title, rows = words.transfers(found)
         console.say(title)
         console.table("KV cache moved", words.TRANSFER_HEADER, rows)
-    console.result(found)
+    console.document(found, asked=as_json)
     if fault := words.wrong(found):
         console.say(fault)
         raise typer.Exit(errors.FAILED)
@@ -85,7 +85,7 @@ def patch_kv_verify(recipe_name: RecipeArgument = None, as_json: JsonOption = Fa
     if not as_json:
         for line in words.canary(found):
             console.say(line)
-    console.result(found)
+    console.document(found, asked=as_json)
     if found["kv"] or found["logits"]:
         raise typer.Exit(errors.FAILED)
 
@@ -121,7 +121,7 @@ def patch_kv_apply(
         console.say("; ".join(["nothing is worth changing", *made["why_not"]]))
     for change in [] if as_json else changes:
         console.say(f"{change['name']}: {change['value']} (before: {change['now']}), {change['why']}")
-    console.result({"recipe": str(recipe_file), "changes": changes, "changed": after != text})
+    console.document({"recipe": str(recipe_file), "changes": changes, "changed": after != text}, asked=as_json)
 
 
 def own_recipe(path: Path) -> str:
@@ -145,7 +145,7 @@ def patch_kv_status(
     found = settings.present(own_recipe(recipe_file))
     if not as_json:
         console.say("\n".join(f"{name}: {value}" for name, value in found.items()) or "nothing in it is of fenno patch-kv")
-    console.result({"recipe": str(recipe_file), "settings": found})
+    console.document({"recipe": str(recipe_file), "settings": found}, asked=as_json)
 
 
 @group.command("revert")
@@ -162,4 +162,4 @@ def patch_kv_revert(
         process.write(recipe_file, before)
     if not as_json:
         console.say("as before" if before != text else "nothing in it is of fenno patch-kv")
-    console.result({"recipe": str(recipe_file), "changed": before != text})
+    console.document({"recipe": str(recipe_file), "changed": before != text}, asked=as_json)

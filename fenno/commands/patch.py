@@ -60,7 +60,7 @@ def tell_patched(found: list[dict[str, Any]], *, as_json: bool) -> None:
         console.say(f"{each['package']} {each['version']} in {each['site']}: {each['state']}", style="bold")
         for path, state in each["files"].items():
             console.say(f"  {state:9} {path}")
-    console.result({"packages": found})
+    console.document({"packages": found}, asked=as_json)
 
 
 @group.command("list")
@@ -82,7 +82,7 @@ def patch_list(
         console.say(f"  why: {each['reason']}\n  upstream: {each['upstream']}\n  superseded by: {each['superseded_by']}")
     if not found:
         console.say("no patches (patches/README.md says why fenno ships so few)")
-    console.result({"patches": found})
+    console.document({"patches": found}, asked=as_json)
 
 
 @group.command("check")

@@ -47,7 +47,7 @@ def plan(
         console.table("memory", words.HEADER, words.rows(made))
         for line in words.lines(made):
             console.say(line)
-    console.result(made)
+    console.document(made, asked=as_json)
     raise typer.Exit(errors.OK if made["fits"] else errors.INFEASIBLE)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,9 +139,8 @@ def status(
             console.table("", statuses.HEADER, [statuses.row(each) for each in seen])
             for note in [note for each in seen for note in statuses.notes(each)]:
                 console.say(note)
-        # Longer than a screen: a terminal gets it when asked.
-        if as_json or not (watch or sys.stdout.isatty()):
-            console.result({"servers": seen})
+        if as_json or not watch:
+            console.document({"servers": seen}, asked=as_json)
         if not watch:
             break
         try:

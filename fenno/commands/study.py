@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -31,9 +30,7 @@ def list_(out: OutOption = OUT, as_json: JsonOption = False) -> None:
         console.say(f"there is no study in {out}")
     elif not as_json:
         console.table("", studies.HEADER, [studies.row(line) for line in found])
-    # Longer than a screen: a terminal gets it when asked.
-    if as_json or not sys.stdout.isatty():
-        console.result({"studies": found})
+    console.document({"studies": found}, asked=as_json)
 
 
 @group.command()
@@ -51,8 +48,7 @@ def show(name: StudyArgument = None, out: OutOption = OUT, as_json: JsonOption =
         console.table("", studies.TRIALS_HEADER, [studies.told(trial, trials) for trial in trials])
         for lost in document["refused"]:
             console.say(f"trial {lost['trial']} {lost['state']}, {lost['changed']}: {lost['reason']}", style="yellow")
-    if as_json or not sys.stdout.isatty():
-        console.result(document)
+    console.document(document, asked=as_json)
 
 
 @group.command()

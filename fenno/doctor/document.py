@@ -84,6 +84,11 @@ def result(check: Check, finding: Finding) -> Result:
     )
 
 
+def described(check: Check) -> dict[str, str]:
+    """What a check is, before it is made."""
+    return {name: str(getattr(check, name)) for name in ("id", "title", "expected", "why", "fix", "page")}
+
+
 def schema() -> dict[str, Any]:
     """The JSON Schema of the document."""
     made = Document.model_json_schema()
