@@ -14,7 +14,7 @@ from typer.main import get_command
 from fenno import cli, recipe, units
 from fenno.commands import export, given
 from fenno.errors import RecipeError, UsageError
-from fenno.load import words
+from fenno.load import job, words
 from fenno.load.plan import Plan
 from fenno.tune import session
 
@@ -188,3 +188,15 @@ def test_a_study_says_its_targets_as_people_write_them() -> None:
     mine = recipe.parse(f"{SMALLEST}targets: {{p95_ttft: 800ms, qps: 40, memory: 85%, availability: 99.5%}}\n", "here")
     assert session.show(mine.targets) == "p95_ttft 800 ms, qps 40, memory 85 %, availability 99.5 %"
     assert session.show(recipe.Targets()) == "none"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/models/"])
+def test_the_address_of_an_endpoint_is_answered_with_the_servers(path: str) -> None:
+    with pytest.raises(UsageError, match="below the server's") as caught:
+        job.of_url(f"http://10.0.0.1:8000{path}", None, "completions", None)
+    assert "give http://10.0.0.1:8000," in caught.value.hint
+
+
+@pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/"])
+def test_a_servers_address_is_taken_with_and_without_its_version(path: str) -> None:
+    assert job.of_url(f"http://10.0.0.1:8000{path}", None, "completions", None).engine.url == "http://10.0.0.1:8000"

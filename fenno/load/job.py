@@ -27,6 +27,8 @@ def of_url(url: str, model: str | None, endpoint: str, api_key_env: str | None) 
     """A recipe for a server that runs already. Raises `UsageError` for what is no address or endpoint."""
     if not re.match(r"https?://[^/]+", url):
         raise UsageError(f"{url!r} is neither a recipe nor an http:// or https:// address", "see `fenno recipe list`")
+    if below := re.match(r"(.+?)/v1/.", url):
+        raise UsageError(f"{url} is an address below the server's", f"give {below[1]}, and --endpoint completions or chat")
     if endpoint not in ("completions", "chat"):
         raise UsageError(f"--endpoint is {endpoint!r}", "it has to be completions or chat")
     engine = Engine(url=url.rstrip("/").removesuffix("/v1"), served_model=model, api_key_env=api_key_env)
