@@ -8,9 +8,9 @@ other order; an arm is a set of live knobs laid over first come, first served, a
 
 - `users: N`, a closed loop without a pause: N requests are there at every moment, so that N - `cap` wait, whatever the order. Each
   block lasts `block` seconds, the warm-up `warmup`;
-- `phases: [[SECONDS, SHARE], …]`, an open loop: Poisson arrivals at these shares of the capacity, which is what first come, first
-  served held in the closed loop of the part `of`, or `--capacity`. A block is one round of the phases, and the round of a seed,
-  request for request, is played once an arm; the warm-up is one more.
+- `phases: [[SECONDS, SHARE], …]`, an open loop: Poisson arrivals (or bursts, `burstiness` as in `study.py`) at these shares of the
+  capacity, which is what first come, first served held in the closed loop of the part `of`, or `--capacity`. A block is one round
+  of the phases, and the round of a seed, request for request, is played once an arm; the warm-up is one more.
 
 Of a block the requests count whose first token came after its first `lead` seconds: longer than anybody waits, so that these were
 sent under its own arm. `unset: MEAN` as in `study.py`. What ran and waited is noted twice a second: that is how level it was.
@@ -68,6 +68,7 @@ class Part:
     warmup: float = 25.0
     seeds: int = 5
     unset: float | None = None
+    burstiness: float = 1.0
 
     @property
     def length(self) -> float:
@@ -110,12 +111,13 @@ class Seen:
 def a_round(part: Part, rate: float, classes: Sequence[LengthClass], seed: int) -> list[Arrival]:
     """One round of the phases; `rate`: requests a second at a share of 1."""
     dice, found, start = random.Random(f"round/{seed}"), [], 0.0
+    shape = part.burstiness
     for seconds, share in part.phases:
-        at = start + dice.expovariate(share * rate)
+        at = start + dice.gammavariate(shape, 1 / shape) / (share * rate)
         while at < start + seconds:
             cls = dice.choices(classes, [c.share for c in classes])[0]
             found.append((at, draw(cls.prompt_tokens, dice), draw(cls.output_tokens, dice)))
-            at += dice.expovariate(share * rate)
+            at += dice.gammavariate(shape, 1 / shape) / (share * rate)
         start += seconds
     return found
 
