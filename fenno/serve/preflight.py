@@ -47,7 +47,8 @@ def _too_large(plan: dict[str, Any]) -> str:
     cache, sizes = plan["cache"], (sum(plan["weights"].values()), plan["cache"]["least"], plan["limit"])
     weights, least, limit = map(units.show_memory, sizes)
     what = f"{least} of KV cache (one request has {cache['longest']} tokens)"
-    return f"{weights} of weights and {what} do not fit into the {limit} that the engine has of one {plan['device']['name']}"
+    where = f"one {plan['device']['name']}" if plan["device"]["count"] else "main memory"
+    return f"{weights} of weights and {what} do not fit into the {limit} that the engine has of {where}"
 
 
 def planned(recipe: Recipe, facts: Facts) -> dict[str, Any] | None:
