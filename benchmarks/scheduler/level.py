@@ -109,15 +109,19 @@ class Seen:
 
 
 def a_round(part: Part, rate: float, classes: Sequence[LengthClass], seed: int) -> list[Arrival]:
-    """One round of the phases; `rate`: requests a second at a share of 1."""
+    """One round of the phases; `rate`: requests a second at a share of 1.
+
+    A phase holds as many requests of each class as its share says, to the rounding: by chance alone a round of bursts would be a
+    fifth more than can be held, and leave its queue to the next arm's.
+    """
     dice, found, start = random.Random(f"round/{seed}"), [], 0.0
-    shape = part.burstiness
+    total = sum(c.share for c in classes)
     for seconds, share in part.phases:
-        at = start + dice.gammavariate(shape, 1 / shape) / (share * rate)
-        while at < start + seconds:
-            cls = dice.choices(classes, [c.share for c in classes])[0]
-            found.append((at, draw(cls.prompt_tokens, dice), draw(cls.output_tokens, dice)))
-            at += dice.gammavariate(shape, 1 / shape) / (share * rate)
+        kinds = [c for c in classes for _ in range(round(c.share / total * share * rate * seconds))]
+        dice.shuffle(kinds)
+        upto = list(itertools.accumulate(dice.gammavariate(part.burstiness, 1.0) for _ in range(len(kinds) + 1)))
+        for kind, at in zip(kinds, upto, strict=False):
+            found.append((start + seconds * at / upto[-1], draw(kind.prompt_tokens, dice), draw(kind.output_tokens, dice)))
         start += seconds
     return found
 
