@@ -26,8 +26,6 @@ Confirm = Literal["quick", "full", "off"]
 # How many cold starts each of them makes.
 STARTS: dict[Confirm, int] = {"off": 0, "quick": 1, "full": 4}
 
-# A cold start that does not confirm what was seen live sends the search on; so many of them end it.
-MOST_REFUTED = 3
 BETWEEN = "the time budget ended between the cold starts; the same command goes on with them"
 
 
@@ -45,7 +43,7 @@ def tune(run: Run, *, confirm: Confirm = "quick", maximize: bool = False, arm: A
 
 def concluded(run: Run, confirm: Confirm, maximize: bool, arm: Arm | None) -> Verdict:
     """The verdict of this worker's search, and of the cold starts that it made; of no worth where another has settled it."""
-    refuted, full = 0, confirm == "full"
+    refuted, full = False, confirm == "full"
     while True:
         done = [] if refuted else unfinished(run.study.trials())
         found = begun(run, full, done) if maximize and done else None
@@ -65,9 +63,10 @@ def concluded(run: Run, confirm: Confirm, maximize: bool, arm: Arm | None) -> Ve
         if not mine:
             run.bide()
             continue
-        refuted += 1
-        if verdict.outcome == "met" or refuted == MOST_REFUTED or not run.time_for_a_start():
+        if verdict.outcome == "met" or not run.time_for_a_start():
             return verdict
+        # A cold start that does not bear out what was seen live sends the search on while there is time.
+        refuted = True
         run.events.say(f"{verdict.sentence.partition(';')[0]}; the search goes on")
 
 

@@ -30,6 +30,8 @@ from fenno.tune.verdict import Verdict
 
 # So many proposals of the sampler in a row that bring nothing end the search.
 PATIENCE = 3
+# Where time is left then, it goes on to so many in all before the targets are called infeasible.
+MOST_DRAWN = 12
 # An engine that dies in one trial is started again for the next; one that goes on dying ends the run.
 MOST_DEATHS = 3
 # A client that was late once, on a host that others use too, is not late for ever.
@@ -239,9 +241,8 @@ def next_point(run: Run, trials: list[Trial], restart: Point) -> Proposal | None
     ruled = propose.by_rule([t.tried() for t in verdicts.latest(here)], run.space, seen=seen)
     if ruled is not None and propose.improving(_scores(here, "rule"), 2 * PATIENCE):
         return ruled
-    if propose.improving(_scores(here, "sampler"), PATIENCE):
-        return run.study.sample(restart) or closer_look(here, busy)
-    return closer_look(here, busy)
+    drawn = run.study.sample(restart) if propose.improving(_scores(here, "sampler"), PATIENCE) else None
+    return drawn or closer_look(here, busy) or with_time_left(run, here, restart)
 
 
 def front_end(best: Trial | None) -> bool:
@@ -277,6 +278,19 @@ def closer_look(here: Sequence[Trial], busy: Sequence[Point] = ()) -> Proposal |
         return None
     best, count = min(open_ones, key=lambda one: (one[0].state != "unclear", one[0].score))
     return Proposal(best.point, "once more, for longer: it was too close to call", "closer look", 2**count)
+
+
+def with_time_left(run: Run, here: Sequence[Trial], restart: Point) -> Proposal | None:
+    """More points of the sampler's, where nothing else is left and no start may help: what is called infeasible rests on them too.
+
+    Only while there is time for one, however long it takes, and for the cold start that would have to follow.
+    """
+    drawn = sum(t.origin == "sampler" for t in here)
+    if drawn >= MOST_DRAWN or not run.time_for_a_start(reserve=trial.LOOKS * trial.seconds_needed(run.recipe)):
+        return None
+    if next_start(run, measured_ones(run.study.trials())):
+        return None
+    return run.study.sample(restart)
 
 
 def only_unsteady(trial_: Trial) -> bool:
