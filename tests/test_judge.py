@@ -12,7 +12,7 @@ from fenno.recipe import Targets
 from fenno.tune import capacity
 from fenno.tune.capacity import Bracket
 from fenno.tune.judge import Figure, judge
-from fenno.tune.propose import Limit, Load, diagnose
+from fenno.tune.propose import Limit, Load, Tried, by_rule, diagnose
 from fenno.tune.run import hopeless, out_of_memory
 from fenno.tune.space import BUDGET, CAP, POLICY, Space
 
@@ -111,3 +111,14 @@ def test_an_http_process_that_takes_a_whole_core_is_the_limit_whatever_the_count
     found = diagnose(replace(agreed, server_cpu=1.04), WHERE.defaults)
     assert found.name == "front end" and "1.04 processor cores" in found.evidence
     assert diagnose(replace(agreed, server_cpu=0.5), WHERE.defaults).name == "compute"
+
+
+@pytest.mark.parametrize(("waiting", "name", "ordered"), [(None, "compute", False), (0.4, "compute", False), (3.0, "queue", True)])
+def test_another_order_is_proposed_only_where_requests_wait(waiting: float | None, name: str, ordered: bool) -> None:
+    limit = diagnose(Load(running=177, waiting=waiting, step_tokens=900, in_flight=177), WHERE.defaults)
+    assert limit.name == name
+    tried, orders = [Tried(dict(WHERE.defaults), 2.0, limit)], []
+    while (proposal := by_rule(tried, WHERE)) is not None:
+        orders.append(proposal.point[POLICY])
+        tried.append(Tried(proposal.point, 3.0, limit))
+    assert orders and ("token_aware" in orders) is ordered
