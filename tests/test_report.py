@@ -18,7 +18,7 @@ from fenno.report.markup import Html, tag
 from fenno.tune import verdict as verdicts
 from fenno.tune.judge import Figure, judge, spell
 from fenno.tune.propose import Limit
-from fenno.tune.space import BUDGET, CAP, POLICY, Space
+from fenno.tune.space import BUDGET, CAP, POLICY, SERVERS, Space
 from fenno.tune.study import State, Trial
 from fenno.tune.verdict import Verdict
 
@@ -140,7 +140,7 @@ def nothing() -> tuple[Verdict, list[Trial]]:
 
 
 HEADINGS = [
-    *("Targets", "Before and after", "Settings", "The search", "Latencies"),
+    *("Targets", "Before and after", "Settings", "What each change brings", "The search", "Latencies"),
     *("Refused or failed", "All trials", "Conditions", "How to read this"),
 ]
 STUDIES = [met, infeasible, inconclusive, unmeasured, nothing]
@@ -171,6 +171,7 @@ def without(trials: list[Trial]) -> set[str]:
     measured = any(trial.measured for trial in trials)
     missing = set() if measured and trials[0].origin == "defaults" else {"Before and after"}
     missing |= set() if measured else {"Latencies"}
+    missing |= set() if trials and trials[-1].origin == "confirmation" else {"What each change brings"}
     return missing | (set() if trials else {"The search", "Refused or failed", "All trials"})
 
 
@@ -206,6 +207,23 @@ def test_the_figures_are_those_of_the_document(study: Any) -> None:
         assert words.limit(target, figure["target"]) in text
         if figure["low"] is not None:
             assert words.interval(target, Figure(figure["value"], figure["low"], figure["high"])) in text
+
+
+def test_a_winner_says_what_each_of_its_changes_brings_those_of_the_start_too() -> None:
+    where = Space(SPACE.values, {**DEFAULTS, SERVERS: 1}, {SERVERS: (4,)})
+    changes = ({SERVERS: 1}, {SERVERS: 4}, {SERVERS: 4, CAP: 16}, {SERVERS: 1, CAP: 16})
+    live = [measured(number, 2.0 - 0.5 * number, **change) for number, change in enumerate(changes)]
+    trials = [*live, measured(4, 0.5, origin="confirmation", **changes[2])]
+    verdict = verdicts.met(trials[-1], where, confirmed=True)
+    written = page.tune({**verdicts.document(verdict, where, trials), **FACTS}, trials, cpu_small(), where)
+    (part,) = re.findall(r"<h2>What each change brings</h2>.*?</section>", written)
+    rows = [re.sub(r"<[^>]*>|\s+", " ", each).split() for each in re.findall(r"<tr>.*?</tr>", part)[1:]]
+    assert [each[:3] for each in rows] == [
+        ["the", "winner", "itself"],
+        [f"{CAP}=16", "missed", "1.5"],
+        [f"{SERVERS}=4", "met", "500"],
+    ]
+    assert f"<code>{SERVERS}</code>" in written, "among the settings"
 
 
 def test_every_trial_is_in_the_table_with_what_was_changed_and_why() -> None:

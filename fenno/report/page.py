@@ -13,7 +13,8 @@ from fenno.engine.command import without_secrets
 from fenno.recipe import Recipe, Scalar
 from fenno.report import chart, frame, words
 from fenno.report.markup import Html, facts, row, section, table, tag
-from fenno.report.trials import badge, distribution, every_trial, refused, search, with_interval
+from fenno.report.trials import badge, distribution, every_trial, of_targets, refused, search, with_interval
+from fenno.tune import space as spaces
 from fenno.tune import verdict as verdicts
 from fenno.tune.judge import Figure, Finding, judge, spell
 from fenno.tune.space import Space
@@ -43,6 +44,7 @@ def tune(document: Document, trials: Sequence[Trial], recipe: Recipe, space: Spa
         comparison(document, best, before),
         outputs(document),
         settings(document, best, trials, space),
+        worth(document, best, trials, space),
         search(trials),
         distribution(best),
         refused(trials, space),
@@ -181,7 +183,7 @@ def settings(document: Document, best: Trial | None, trials: Sequence[Trial], sp
     """What may be changed and what was, and the command that serves it."""
     heads = ["Knob", "Defaults", role_of(document).capitalize(), "Tried", "May be"]
     rows = []
-    for knob, values in space.values.items():
+    for knob, values in space.every.items():
         chosen, default = best.point.get(knob) if best else None, space.defaults.get(knob)
         tried = [v for v in values if any(t.point.get(knob) == v for t in trials)]
         said = "" if best is None else tag("b", str(chosen)) if chosen != default else str(chosen)
@@ -194,6 +196,23 @@ def settings(document: Document, best: Trial | None, trials: Sequence[Trial], sp
     if document.get("config"):
         parts.append(tag("p", "For ", tag("code", "vllm serve --config"), ": ", tag("code", document["config"])))
     return section("Settings", *parts)
+
+
+def worth(document: Document, best: Trial | None, trials: Sequence[Trial], space: Space) -> str:
+    """What each change of a winner is worth: the last trial of the same point with that change put back."""
+    if best is None or document["verdict"] != "met":
+        return ""
+    names = [f.target for f in verdicts.findings(best)]
+    heads = ["Without", "State", *map(words.label, names)]
+    rows = [row(heads, ["the winner itself", badge(best.state), *of_targets(best, names)])]
+    for knob, value in spaces.changed(best.point, space).items():
+        point = {**best.point, knob: space.defaults[knob]}
+        found = next((t for t in reversed(trials) if t.measured and t.point == point), None)
+        cells = [badge(found.state), *of_targets(found, names)] if found else ["not measured", *("" for _ in names)]
+        rows.append(row(heads, [tag("code", f"{knob}={value}"), *cells]))
+    if len(rows) == 1:
+        return ""
+    return section("What each change brings", table("The winner with one change put back at a time", heads, rows, class_="narrow"))
 
 
 def listed(values: Sequence[Scalar]) -> str:

@@ -122,6 +122,12 @@ def with_interval(target: str, figure: Figure) -> Html:
     return join([tag("b", spell(target, figure.value)), " ", tag("small", words.interval(target, figure))])
 
 
+def of_targets(trial: Trial, names: Sequence[str]) -> list[str]:
+    """The figures of some targets with their intervals; of one that was not measured nothing."""
+    found = {f.target: f.figure for f in verdicts.findings(trial) if f.figure}
+    return [with_interval(name, found[name]) if name in found else "" for name in names]
+
+
 def every_trial(trials: Sequence[Trial], space: Space) -> str:
     """The table of all trials."""
     if not trials:
@@ -135,14 +141,14 @@ def every_trial(trials: Sequence[Trial], space: Space) -> str:
 
 def _cells(trial: Trial, names: Sequence[str], space: Space) -> list[str]:
     changed = spaces.changed(trial.point, space)
-    found = {f.target: f.figure for f in verdicts.findings(trial) if f.figure}
-    score = tag("small", f"score {trial.score:.2f}") if found and math.isfinite(trial.score) else ""
+    known = any(f.figure for f in verdicts.findings(trial))
+    score = tag("small", f"score {trial.score:.2f}") if known and math.isfinite(trial.score) else ""
     return [
         join([str(trial.number), " ", tag("small", "cold confirmation" if _cold(trial) else trial.origin)]),
         join([badge(trial.state), " ", score]),
         join([tag("code", f"{knob}={value}") for knob, value in changed.items()], " ") if changed else "nothing",
         trial.why,
-        *(with_interval(name, found[name]) if name in found else "" for name in names),
+        *of_targets(trial, names),
         join([tag("b", trial.limit.name), " ", tag("span", trial.limit.evidence)]) if trial.limit else "",
         "; ".join(words.remarks(trial)),
         units.show_duration(trial.seconds),

@@ -51,7 +51,7 @@ def points(space: Space, arm: Arm, seed: int) -> Iterator[dict[str, Scalar]]:
     if arm in ("defaults", "tpe"):
         return
     # What differs from the default is listed for flags of the start, every value for live knobs.
-    values = {**space.values, **{knob: (space.defaults[knob], *others) for knob, others in space.restart.items()}}
+    values = space.every
     count = math.prod(len(listed) for listed in values.values())
     for index in random.Random(seed).sample(range(count), count) if arm == "random" else range(count):
         point: dict[str, Scalar] = {}

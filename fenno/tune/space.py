@@ -33,6 +33,11 @@ class Space:
     defaults: Point
     restart: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)
 
+    @property
+    def every(self) -> dict[str, tuple[Scalar, ...]]:
+        """The values of all knobs, live ones first; of one of the start its default too."""
+        return {**self.values, **{knob: (self.defaults[knob], *others) for knob, others in self.restart.items()}}
+
     def neighbours(self, knob: str, value: Scalar, up: bool) -> list[Scalar]:
         """The values of `knob` beyond `value` in one direction, nearest first."""
         numbers = [v for v in self.values.get(knob, ()) if isinstance(v, int)]

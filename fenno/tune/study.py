@@ -82,8 +82,7 @@ class Study:
         self.shared = isinstance(storage, str)
         self.worker = f"{platform.node()}-{os.getpid()}" if self.shared else ""
         self._where: object = storages.shown(storage) if self.shared else folder
-        every = {**space.values, **{knob: (space.defaults[knob], *others) for knob, others in space.restart.items()}}
-        self._distributions = {knob: optuna.distributions.CategoricalDistribution(values) for knob, values in every.items()}
+        self._distributions = {knob: optuna.distributions.CategoricalDistribution(values) for knob, values in space.every.items()}
         with storages.kept(self._where):
             folder.mkdir(parents=True, exist_ok=True)
             # Anything but an address is a storage of Optuna's own.
