@@ -15,7 +15,7 @@ from fenno.errors import EngineError
 from fenno.recipe import Recipe
 from fenno.tune import climb, confirm
 from fenno.tune.propose import Limit
-from fenno.tune.run import Run, ablation, met_live, next_start
+from fenno.tune.run import Run, ablation, met_live, next_point, next_start
 from fenno.tune.space import BUDGET, CAP, POLICY, Point, Space
 from fenno.tune.study import State, Study, Trial
 from fenno.tune.trial import Measured
@@ -81,6 +81,30 @@ def test_where_the_http_server_binds_no_live_knob_is_tried_before_the_start_that
     assert (start := next_start(run, climb.frontier(study.trials()))) and start.point[flag] == 4
     asked = climb.next_ask(run, study.trials(), {flag: 4})
     assert asked and asked.rate == 63.0 and asked.proposal.point == {**where.defaults, flag: 4}
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+def test_another_studys_best_point_comes_after_the_defaults_also_where_it_needs_a_start(tmp_path: Path, maximize: bool) -> None:
+    flag = "api-server-count"
+    where = Space({CAP: (8, 32, 64)}, {CAP: 64, flag: 1}, {flag: (2, 4)})
+    study = Study(tmp_path, where, 1)
+    first = {CAP: 32, flag: 4}
+    run = Run(surfaces.recipe(surfaces.surface(1)), where, study, 1, 900.0, cast(Any, None), cast(Any, None), first)
+    study.add(replace(told(dict(where.defaults), "met"), rate=32.0))
+    study.add(replace(told(dict(where.defaults), "missed"), number=1, rate=34.0, limit=Limit("compute", "steps take long")))
+
+    def asked(restart: dict[str, Any]) -> dict[str, Any] | None:
+        trials = study.trials()
+        found = climb.next_ask(run, trials, restart) if maximize else next_point(run, trials, restart)
+        return dict((found.proposal if isinstance(found, climb.Ask) else found).point) if found else None
+
+    assert asked({}) is None, "it needs another start"
+    assert (start := next_start(run, study.trials())) and start.point == first
+    assert asked({flag: 4}) == first
+    study.add(replace(told(first, "missed"), number=2, rate=34.0, limit=Limit("compute", "")))
+    assert (start := next_start(run, study.trials())) and start.point[flag] == 2
+    run.first = {CAP: 8, flag: 1}
+    assert asked({}) == run.first
 
 
 def told(point: dict[str, Any], state: State) -> Trial:

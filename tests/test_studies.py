@@ -346,3 +346,16 @@ def test_a_watch_that_saw_it_hold_says_so_and_one_that_saw_nothing_is_inconclusi
     assert again.summed([held, blind]).exit_code == 0
     assert again.summed([held]).sentence.startswith("of 1 look 1 held; it still holds: ")
     assert (again.summed([blind, blind]).exit_code, again.summed([blind]).trial) == (4, FAILED)
+
+
+def test_the_best_point_of_a_study_is_where_another_one_begins_with_what_its_space_has(tmp_path: Path) -> None:
+    best = measured(1, 0.4, **{CAP: 64, POLICY: "token_aware"})
+    found = studies.load(kept(tmp_path, "one", trials=[TRIALS[0], best, measured(2, 1.2, **{CAP: 16}), FAILED]))
+    assert studies.best_point(found, SPACE) == {CAP: 64, POLICY: "token_aware"}
+    narrow = Space({CAP: (16, 128)}, {CAP: 128, "api-server-count": None}, {"api-server-count": (4,)})
+    with pytest.raises(UsageError, match="one has no other settings than the defaults"):
+        studies.best_point(found, narrow)
+    wide = Space({CAP: (64, 128)}, narrow.defaults, narrow.restart)
+    assert studies.best_point(found, wide) == {CAP: 64, "api-server-count": None}
+    with pytest.raises(UsageError, match="two has no measured trial"):
+        studies.best_point(studies.load(kept(tmp_path, "two", trials=[FAILED])), SPACE)

@@ -44,6 +44,7 @@ def tune(
         str | None, typer.Option(help="a database whose study several workers share: sqlite:////shared/f.db, postgresql://HOST/DB")
     ] = None,
     gpus: Annotated[str | None, typer.Option(help="the GPUs of this worker: 0,1 (CUDA_VISIBLE_DEVICES)")] = None,
+    trials_from: Annotated[str | None, typer.Option(metavar="STUDY", help="try what was best in another study first")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="do not go on with an interrupted study")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done, start nothing")] = False,
     watch: Annotated[
@@ -55,12 +56,14 @@ def tune(
     from fenno import recipe
     from fenno.screen import Screen
     from fenno.tune import confirm as confirms
-    from fenno.tune import session
+    from fenno.tune import session, studies
     from fenno.tune import storage as storages
 
     others: dict[str, object] = {"--maximize": maximize, "--control": control, "--storage": storage, "--fresh": fresh}
-    others["--dry-run"] = dry_run
+    others |= {"--dry-run": dry_run, "--trials-from": trials_from}
     check_options(confirm, maximize, control, others if watch else {})
+    if control and trials_from:
+        raise UsageError("--control has an order of its own: --trials-from does not go with it", "leave one of them out")
     path = tuned(recipe_name) if watch else choose(recipe_name)
     short: dict[str, object] = {"p95_ttft": target_p95, "qps": target_qps, "memory": max_memory}
     chosen = recipe.load(path).with_targets(**{**short, **named(target)})
@@ -79,8 +82,9 @@ def tune(
         if dry_run:
             print("\n".join(session.plan(ready, budget=seconds, confirm=wanted, maximize=most, arm=arm)))
             return
+        first = studies.best_point(studies.find(out, trials_from), ready.space) if trials_from else None
         goal = "-".join(filter(None, ("most-qps" if most else "", control)))
-        opened = session.begin(ready, out=out, seed=seed, fresh=fresh, events=screen, goal=goal, storage=where)
+        opened = session.begin(ready, out=out, seed=seed, fresh=fresh, events=screen, goal=goal, storage=where, first=first)
         if arm:
             opened.document["control"] = arm
         console.say(f"study: {opened.place.folder}" + (" (interrupted before, going on)" if opened.place.resumed else ""))
@@ -96,7 +100,8 @@ def check_options(confirm: str, maximize: str | None, control: str | None, usele
     if confirm not in ("quick", "full", "off"):
         raise UsageError(f"--confirm is {confirm!r}", "it has to be quick, full or off")
     if maximize not in (None, "qps"):
-        raise UsageError(f"--maximize is {maximize!r}", "it has to be qps")
+        hint = "it has to be qps: the mix of requests stays the same, so what holds most of them makes most tokens"
+        raise UsageError(f"--maximize is {maximize!r}", hint)
     if control not in (None, "defaults", "random", "grid", "tpe"):
         raise UsageError(f"--control is {control!r}", "it has to be defaults, random, grid or tpe")
     given = next((name for name, value in useless.items() if value), None)

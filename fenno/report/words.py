@@ -22,6 +22,7 @@ _ORIGINS = {
     "defaults": "the engine's defaults, imitated on the running server",
     "rule": "proposed by a rule, set on the running server",
     "sampler": "proposed by the sampler, set on the running server",
+    "another study": "the best point of another study, set on the running server",
     "ablation": "the winner with one change put back, set on the running server",
     "closer look": "measured again for longer, on the running server",
     "restart": "a start with other flags",

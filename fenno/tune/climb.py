@@ -19,7 +19,19 @@ from fenno.tune.bench import Seat
 from fenno.tune.capacity import Bracket
 from fenno.tune.claims import Claim
 from fenno.tune.propose import Proposal
-from fenno.tune.run import AGAIN, PATIENCE, Run, floor, front_end, next_start, one_trial, remember_outputs, search, under_way
+from fenno.tune.run import (
+    AGAIN,
+    PATIENCE,
+    Run,
+    floor,
+    from_another,
+    front_end,
+    next_start,
+    one_trial,
+    remember_outputs,
+    search,
+    under_way,
+)
 from fenno.tune.space import Point
 from fenno.tune.study import Trial
 from fenno.tune.verdict import Verdict
@@ -157,16 +169,20 @@ def once_more(here: Sequence[Trial], busy: Sequence[tuple[Point, float]]) -> Ask
 def next_challenger(run: Run, trials: list[Trial], here: list[Trial], best: Point, restart: Point) -> Proposal | None:
     """A point that may hold what the best one did not: what the rules name, then the sampler's; None when too many did not."""
     busy = under_way(run)
+    seen = [*(t.point for t in here), *busy]
+    if (another := from_another(run, restart, seen)) is not None:
+        return another
     if not here:
         point = {**run.space.defaults, **spaces.live_part(best, run.space), **restart}
         if point not in busy:
             return Proposal(point, "the best point, started anew", "restart")
     failed = failures_since(trials)
     lost = [t for t in frontier(trials) if t in here]
-    if front_end(min(lost, key=lambda t: t.score, default=None)) and next_start(run, frontier(trials)):
+    coming = next_start(run, frontier(trials))
+    if coming and (front_end(min(lost, key=lambda t: t.score, default=None)) or coming.point == run.first):
         return None
     at = [t.tried() for t in lost]
-    ruled = propose.by_rule(at, run.space, seen=[*(t.point for t in here), *busy])
+    ruled = propose.by_rule(at, run.space, seen=seen)
     if ruled is not None and failed < 2 * PATIENCE:
         return ruled
     sampled = [t for t in trials[len(trials) - failed :] if t.origin == "sampler"]

@@ -49,7 +49,7 @@ class Events(benches.Events, Protocol):
 
 @dataclass
 class Run:
-    """One `fenno tune`. `deadline` is on the bench's clock."""
+    """One `fenno tune`. `deadline` is on the bench's clock; `first`: another study's point, tried before what the rules name."""
 
     recipe: Recipe
     space: Space
@@ -58,6 +58,7 @@ class Run:
     deadline: float
     events: Events
     bench: Bench
+    first: Point | None = None
 
     def time_left(self) -> float:
         return self.deadline - self.bench.now()
@@ -213,8 +214,19 @@ def measured_ones(trials: list[Trial]) -> list[Trial]:
 
 
 def next_start(run: Run, telling: list[Trial]) -> Proposal | None:
-    """The next engine to start, by what held the best of `telling` back."""
-    return propose.next_restart([t.tried() for t in telling], run.space, [*(t.point for t in run.study.trials()), *under_way(run)])
+    """The next engine to start: for another study's point, then by what held the best of `telling` back."""
+    seen = [*(t.point for t in run.study.trials()), *under_way(run)]
+    flags = spaces.restart_part(run.first or {}, run.space)
+    if run.first and flags and flags not in [spaces.restart_part(point, run.space) for point in seen]:
+        return Proposal(dict(run.first), f"another study's best start: {spaces.show(flags)}", "restart")
+    return propose.next_restart([t.tried() for t in telling], run.space, seen)
+
+
+def from_another(run: Run, restart: Point, seen: Sequence[Point]) -> Proposal | None:
+    """Another study's point, where the engine under the flags of `restart` takes it and it is not among those `seen`."""
+    if run.first is None or run.first in seen or spaces.restart_part(run.first, run.space) != restart:
+        return None
+    return Proposal(dict(run.first), "the best point of another study", "another study")
 
 
 def next_point(run: Run, trials: list[Trial], restart: Point) -> Proposal | None:
@@ -227,6 +239,9 @@ def next_point(run: Run, trials: list[Trial], restart: Point) -> Proposal | None
     if not trials and run.space.defaults not in busy:
         return Proposal(dict(run.space.defaults), "the engine's defaults, imitated on the wide server", "defaults")
     here = [t for t in trials if spaces.restart_part(t.point, run.space) == restart]
+    seen = [*(t.point for t in here), *busy]
+    if (another := from_another(run, restart, seen)) is not None:
+        return another
     if not here:
         best = verdicts.nearest(trials)
         point = {**run.space.defaults, **spaces.live_part(best.point if best else {}, run.space), **restart}
@@ -235,9 +250,9 @@ def next_point(run: Run, trials: list[Trial], restart: Point) -> Proposal | None
     again = once_more(here, busy)
     if again is not None:
         return again
-    if front_end(verdicts.nearest(here)) and next_start(run, measured_ones(trials)):
+    coming = next_start(run, measured_ones(trials))
+    if coming and (front_end(verdicts.nearest(here)) or coming.point == run.first):
         return None
-    seen = [*(t.point for t in here), *busy]
     ruled = propose.by_rule([t.tried() for t in verdicts.latest(here)], run.space, seen=seen)
     if ruled is not None and propose.improving(_scores(here, "rule"), 2 * PATIENCE):
         return ruled

@@ -126,10 +126,19 @@ def _count(number: int, name: str) -> str:
 
 
 def begin(
-    ready: Ready, *, out: Path, seed: int, fresh: bool, events: runs.Events, goal: str = "", storage: str | None = None
+    ready: Ready,
+    *,
+    out: Path,
+    seed: int,
+    fresh: bool,
+    events: runs.Events,
+    goal: str = "",
+    storage: str | None = None,
+    first: spaces.Point | None = None,
 ) -> Session:
     """Open a study under `out`, or the interrupted one of the same recipe that lies there. `goal`: what is looked for and how,
     where it is not the targets alone. `storage`: a database in which workers on several GPUs or hosts have one study of this goal.
+    `first`: a point to begin with, after the defaults.
 
     Raises `UsageError` for a study that another fenno runs, and `DiskError`.
     """
@@ -148,7 +157,7 @@ def begin(
     head = f"The recipe of the study in this folder, with its targets. fenno {document['fenno']}, {document['date']}"
     output.write(place.folder, {"recipe.yaml": output.recipe_yaml(recipe, head), output.BEGUN: output.dumps(document)})
     bench = benches.Engines(any_port(recipe) if storage else recipe, place.folder, space, events)
-    run = runs.Run(recipe, space, study, seed, ready.deadline, events, bench)
+    run = runs.Run(recipe, space, study, seed, ready.deadline, events, bench, first)
     return Session(run, ready.known, ready.host, place, document, lock)
 
 

@@ -18,6 +18,7 @@ from fenno.tune import output, study
 from fenno.tune import space as spaces
 from fenno.tune import verdict as verdicts
 from fenno.tune.judge import Finding, judge, spell
+from fenno.tune.space import Space
 from fenno.tune.study import Trial
 
 HEADER = ("study", "verdict", "recipe", "date", "trials")
@@ -87,6 +88,19 @@ def tuned(kept: Kept) -> Path:
         said = f"this study has no settings to measure again: {kept.sentence}"
         raise UsageError(said, "`fenno study list` shows the studies whose verdict is met")
     return path
+
+
+def best_point(kept: Kept, space: Space) -> dict[str, Scalar]:
+    """The point of a study that came nearest to its targets, at the largest rate that it was tried at, as `space` has it: what that
+    lacks is at its default. Raises `UsageError` where nothing was measured, or nothing but the defaults is left of it."""
+    ranked = sorted(verdicts.latest(kept.trials()), key=lambda t: (verdicts.NEARNESS.index(t.state), -t.rate, t.score))
+    best = ranked[0].point if ranked else {}
+    known = {knob: value for knob, value in best.items() if value in space.every.get(knob, ())}
+    point = {**space.defaults, **known}
+    if point == space.defaults or not spaces.legal(point):
+        said = "has no measured trial" if not ranked else "has no other settings than the defaults for this search"
+        raise UsageError(f"{kept.folder.name} {said}", "leave out --trials-from, or name another study")
+    return point
 
 
 def beside(path: Path) -> Kept | None:
