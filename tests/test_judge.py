@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from fenno.load import stats
-from fenno.recipe import Targets
+from fenno.recipe import Scalar, Targets
 from fenno.tune import capacity
 from fenno.tune.capacity import Bracket
 from fenno.tune.judge import Figure, judge
-from fenno.tune.propose import Limit, Load, Tried, by_rule, diagnose
+from fenno.tune.propose import Limit, Load, Tried, by_rule, diagnose, next_restart
 from fenno.tune.run import hopeless, out_of_memory
 from fenno.tune.space import BUDGET, CAP, POLICY, Space
 
@@ -122,3 +122,19 @@ def test_another_order_is_proposed_only_where_requests_wait(waiting: float | Non
         orders.append(proposal.point[POLICY])
         tried.append(Tried(proposal.point, 3.0, limit))
     assert orders and ("token_aware" in orders) is ordered
+
+
+def test_of_flags_that_need_a_start_those_that_the_limit_names_come_first_and_then_those_that_compile_nothing() -> None:
+    flags: dict[str, tuple[Scalar, ...]] = {"compilation-config": ("{}",)}
+    flags |= {"enable-prefix-caching": (False,), "api-server-count": (4,)}
+    where = Space({}, {"compilation-config": None, "enable-prefix-caching": True, "api-server-count": 1}, flags)
+
+    def order(limit: str) -> list[str]:
+        seen, changed = [dict(where.defaults)], []
+        while (start := next_restart([Tried(dict(where.defaults), 2.0, Limit(limit, ""))], where, seen)) is not None:
+            seen.append(start.point)
+            changed += [knob for knob in flags if start.point[knob] != where.defaults[knob]]
+        return changed
+
+    assert order("front end") == ["api-server-count", "enable-prefix-caching", "compilation-config"]
+    assert order("compute") == ["enable-prefix-caching", "api-server-count", "compilation-config"]

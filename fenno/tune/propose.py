@@ -131,7 +131,12 @@ def _moves(space: Space, point: spaces.Point, knob: str, up: bool | None) -> lis
     return space.neighbours(knob, point.get(knob), up)[:2]
 
 
-# By limit: which flags that need a start can help; every other flag of the recipe comes after these.
+# Outside the key of vLLM's compile cache, as its config classes have it: a start with another value of these compiles nothing anew.
+_QUICK = {
+    *("api-server-count", "stream-interval", "gpu-memory-utilization", "kv-cache-memory-bytes", "enable-prefix-caching"),
+    *("max-num-queued-reqs", "max-num-queued-tokens", "scheduling-policy", "async-scheduling", "prefill-schedule-interval"),
+}
+# By limit: which flags that need a start can help; every other flag of the recipe comes after these, quick ones first.
 _MEMORY = ("gpu-memory-utilization", "kv-cache-memory-bytes")
 _RESTARTS = {
     "front end": ("api-server-count", "VLLM_USE_RUST_FRONTEND", "stream-interval"),
@@ -141,7 +146,8 @@ _RESTARTS = {
 
 
 def next_restart(tried: Sequence[Tried], space: Space, seen: Sequence[spaces.Point]) -> Proposal | None:
-    """The best point so far under one more restart flag moved: those that its limit names first. None when all were tried.
+    """The best point so far under one more restart flag moved: those that its limit names first, then those whose starts take
+    less. None when all were tried.
 
     `seen`: points, failed ones too; a setting of restart flags that one of them had is not proposed again.
     """
@@ -150,7 +156,8 @@ def next_restart(tried: Sequence[Tried], space: Space, seen: Sequence[spaces.Poi
     best = min(tried, key=lambda t: t.score)
     before = [spaces.restart_part(point, space) for point in seen]
     named = [knob for knob in _RESTARTS.get(best.limit.name, ()) if knob in space.restart]
-    for knob in (*named, *(k for k in space.restart if k not in named)):
+    others = sorted((knob for knob in space.restart if knob not in named), key=lambda knob: knob not in _QUICK)
+    for knob in (*named, *others):
         for value in space.restart[knob]:
             point = {**best.point, knob: value}
             if spaces.restart_part(point, space) not in before:
