@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,12 +10,13 @@ from hypothesis import strategies as some
 
 from fenno.load import stats
 from fenno.recipe import Scalar, Targets
-from fenno.tune import capacity
+from fenno.tune import capacity, trial
 from fenno.tune.capacity import Bracket
-from fenno.tune.judge import Figure, judge
+from fenno.tune.judge import Figure, Judgement, judge
 from fenno.tune.propose import Limit, Load, Tried, by_rule, diagnose, next_restart
 from fenno.tune.run import hopeless, out_of_memory
 from fenno.tune.space import BUDGET, CAP, POLICY, Space
+from fenno.tune.trial import Measured
 
 RATE = Targets(qps=40.0)
 
@@ -138,3 +140,24 @@ def test_of_flags_that_need_a_start_those_that_the_limit_names_come_first_and_th
 
     assert order("front end") == ["api-server-count", "enable-prefix-caching", "compilation-config"]
     assert order("compute") == ["enable-prefix-caching", "api-server-count", "compilation-config"]
+
+
+COMPILING = """\
+INFO 11-30 15:10:08 [jit_monitor.py:60] Kernel JIT monitor activated — Triton JIT compilations during inference will be logged.
+WARNING 11-30 15:10:12 [jit_monitor.py:106] Triton kernel JIT compilation during inference: _compute_slot_mapping_kernel. This
+WARNING 11-30 15:10:20 [jit_monitor.py:106] Triton kernel JIT compilation during inference: fused_moe_kernel. This causes a
+"""
+
+
+def test_a_trial_during_which_a_kernel_was_compiled_has_missed_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    assert trial.compiled(log, 0) == []
+    log.write_text(COMPILING)
+    assert trial.compiled(log, 0) == ["_compute_slot_mapping_kernel", "fused_moe_kernel"]
+    assert trial.compiled(log, log.read_bytes().index(b"15:10:20")) == ["fused_moe_kernel"], "what was compiled before is done"
+    missed = Measured(Judgement("missed", ()), {}, Load(), True, 1.0)
+    spoilt = trial.unspoilt(missed, ["fused_moe_kernel"])
+    assert not spoilt.valid and "(fused_moe_kernel)" in spoilt.judgement.notes[0]
+    assert trial.unspoilt(missed, []) is missed
+    met = replace(missed, judgement=Judgement("met", ()))
+    assert trial.unspoilt(met, ["fused_moe_kernel"]) is met

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +34,8 @@ LOOKS = 3
 LEVEL = 1 - 0.05 / LOOKS
 COUNTED = {50: 24, 90: 56, 95: 112, 99: 560}
 LOOK = 0.25  # seconds between two looks at the engine
+# vLLM warns of a kernel that its own warm-up has left out, the first time.
+COMPILED = re.compile(rb"JIT compilation during inference: ([\w.<>-]*[\w>])")
 
 Progress = Callable[[float, str], None]
 
@@ -111,11 +114,13 @@ def measure(recipe: Recipe, server: Server, plan: Plan, folder: Path, progress: 
     """
     started = time.monotonic()
     overdue = started + load.START + plan.warmup + (plan.duration or 0.0) + plan.timeout
-    observed = _Observed(recipe, plan)
+    observed, counted = _Observed(recipe, plan), None
     with watches.watching(server, folder, LOOK) as watch, load.running(plan, folder) as running:
         while not running.poll():
             server.check("load")
             records, client = running.records(), running.client()
+            if counted is None and client.start is not None and time.monotonic() >= client.start:
+                counted = _logged(server.log)
             share = min(1.0, (time.monotonic() - started) / (plan.warmup + (plan.duration or 0) + 8))
             progress(share, glance(records, watch.last))
             if (judgement := observed.look(records, client, watch)) is not None:
@@ -129,7 +134,30 @@ def measure(recipe: Recipe, server: Server, plan: Plan, folder: Path, progress: 
         if not running.poll():
             running.stop()
         server.check("load")
-    return observed.measured(judgement, watch.seen(), time.monotonic() - started)
+    found = observed.measured(judgement, watch.seen(), time.monotonic() - started)
+    return found if counted is None else unspoilt(found, compiled(server.log, counted))
+
+
+def _logged(log: Path) -> int:
+    """The bytes that an engine has logged; 0 for one whose log is elsewhere."""
+    return log.stat().st_size if log.exists() else 0
+
+
+def compiled(log: Path, since: int) -> list[str]:
+    """The kernels that an engine says it has compiled for a request, each once, in what it logged after its first `since` bytes."""
+    if not log.exists():
+        return []
+    with log.open("rb") as file:
+        file.seek(since)
+        return list(dict.fromkeys(name.decode() for name in COMPILED.findall(file.read())))
+
+
+def unspoilt(found: Measured, kernels: Sequence[str]) -> Measured:
+    """`found`; no measurement where `kernels` were compiled while its requests were counted, and no target was met all the same."""
+    if not kernels or found.judgement.state == "met":
+        return found
+    note = f"the engine compiled kernels while requests were counted ({', '.join(kernels)})"
+    return replace(found, valid=False, judgement=replace(found.judgement, notes=(*found.judgement.notes, note)))
 
 
 class _Observed:
