@@ -226,6 +226,12 @@ def test_a_winner_says_what_each_of_its_changes_brings_those_of_the_start_too() 
     assert f"<code>{SERVERS}</code>" in written, "among the settings"
 
 
+def test_a_winner_that_needs_the_plugin_says_so() -> None:
+    plain, steered = measured(0, 0.5, **{CAP: 16}), measured(1, 0.5, **{CAP: 16, POLICY: "token_aware"})
+    assert verdicts.met(plain, SPACE, confirmed=True).sentence.endswith("after a cold start with plain flags")
+    assert verdicts.met(steered, SPACE, confirmed=True).sentence.endswith("and fenno's scheduler: vLLM has no flag for that order")
+
+
 def test_every_trial_is_in_the_table_with_what_was_changed_and_why() -> None:
     verdict, trials = met()
     rows = re.findall(r'<tr id="trial-\d+">.*?</tr>', render(verdict, trials))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fenno import errors
 from fenno.tune.capacity import Bracket
 from fenno.tune.judge import Figure, Finding
-from fenno.tune.space import Space, changed, show
+from fenno.tune.space import POLICY, Space, changed, show
 from fenno.tune.study import Trial, from_dict
 
 Outcome = Literal["met", "infeasible", "inconclusive"]
@@ -56,7 +56,8 @@ def met(trial: Trial, space: Space, confirmed: bool) -> Verdict:
     """Every target is met by `trial`."""
     difference = changed(trial.point, space)
     by = f"with {show(difference)}" if difference else "with the engine's defaults"
-    after = "; confirmed after a cold start with plain flags" if confirmed else ""
+    steered = " and fenno's scheduler: vLLM has no flag for that order" if difference.get(POLICY) == "token_aware" else ""
+    after = f"; confirmed after a cold start with plain flags{steered}" if confirmed else ""
     return Verdict("met", f"met {by}: " + "; ".join(f.sentence() for f in findings(trial)) + after, trial)
 
 
