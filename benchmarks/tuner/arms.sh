@@ -1,84 +1,111 @@
 #!/usr/bin/env bash
-# Two models on two GPUs of one host, side by side and with 16 cores each: for each `fenno tune` at a rate that the defaults do not
-# hold, then what cold starts hold with plain flags, the tuned setting before the defaults where the search has not confirmed it.
-# On one GPU, one model after the other. Everything that was measured lands in RESULTS, as soon as it is there.
-# usage: two.sh RESULTS DEADLINE [COMMAND...]
-# DEADLINE: a file with the epoch second at which all has to be over; COMMAND: what has the GPUs before, its folder as last argument.
-# AFTER: a command that has the first GPU after the first search, with a folder and its seconds as last arguments.
+# Both arms of a model after cold starts with plain flags: what vLLM's defaults hold, then `fenno tune` at GAIN times that, confirmed, then
+# what its winner holds. Each phase has a limit, what it measured lies in RESULTS as soon as it has ended, and RESULTS/MODEL/summary.txt says what is
+# known so far. Several models: each with a GPU and 16 cores of its own, as many side by side as there are GPUs.
+# usage: arms.sh RESULTS SECONDS MODEL=RATE...     (PYTHON: an interpreter with vLLM and fenno; SITE: packages to compile first;
+# GAIN: 1.2 unless given; GPUS: how many to use; LEAST: seconds without which no engine is started)
+# SECONDS: when all has to be over; MODEL: a recipe's name or file; RATE: what its defaults are tried at first.
+# example, 1,200 s of one H200: arms.sh out 1450 gpu-grok2-9b=58
 set -uo pipefail
-results=$(realpath -m "$1") deadline=$(realpath -m "$2"); shift 2
-here=$(dirname "$(realpath "$0")")
-export PYTHON=${PYTHON:-python3} HF_HUB_OFFLINE=1
+results=$(realpath -m "$1") deadline=$(($(date +%s) + $2)); shift 2
+here=$(dirname "$(realpath "$0")") work=$(mktemp -d)
+export PYTHON=${PYTHON:-python3} HF_HUB_OFFLINE=1 LEAST=${LEAST:-150}
 mkdir -p "$results"
-left() { echo $(($(cat "$deadline") - $(date +%s) - ${1:-0})); }
-stamp() { echo "$(date +%s) $(left) $*" >>"$results/stamps"; }
+left() { echo $((deadline - $(date +%s) - ${1:-0})); }
+stamp() { echo "$(date +%s) $(left) $*" | tee -a "$results/stamps"; }
 # The least of two numbers of seconds.
 least() { echo $(($1 < $2 ? $1 : $2)); }
 
-# A model's engine, load client and judge on a GPU and cores of their own.
-alone() { # GPU MODEL
-    local first=$((16 * $1)) last=$((16 * $1 + 15))
-    [ "$(nproc)" -gt "$last" ] || { first=0; last=$(($(nproc) - 1)); }
-    export CUDA_VISIBLE_DEVICES=$1
-    taskset -cp "$first-$last" "$BASHPID" >/dev/null
-    stamp "$2 begins on GPU $1, cores $first to $last"
-    "$2"
-    stamp "$2 ended"
+# What a capacity search has seen held, in requests a second; another number where that is nothing.
+held() { # FILE OTHERWISE
+    "$PYTHON" - "$@" <<'PY'
+import json, sys
+try:
+    found = json.load(open(sys.argv[1]))["capacity"]["held"]
+except (OSError, ValueError, KeyError):
+    found = None
+print(f"{found or float(sys.argv[2]):.3f}")
+PY
 }
 
-# The search: a budget in seconds that leaves the rest of the time to what comes after.
-tuned() { # NAME RECIPE RATE MOST REST OPTION...
-    local name=$1 recipe=$2 rate=$3 seconds; seconds=$(least "$4" "$(left "$5")"); shift 5
-    stamp "$name: fenno tune at $rate requests/s, $seconds s"
-    mkdir -p "$results/$name"
-    RECIPE=$recipe OUT=$results/$name STUDIES=$work/studies-$name timeout -k 20 $((seconds + 30)) \
-        "$here/h200.sh" "$rate" "${seconds}s" "$@" || echo "$name: exit code $?"
-}
-held() { # NAME RECIPE FIRST STEP MOST FLAG...
-    local name=$1 recipe=$2 first=$3 step=$4 seconds; seconds=$(least "$5" "$(left 5)"); shift 5
-    [ "$seconds" -gt "${LEAST:-140}" ] || { stamp "$name: $seconds s are too few"; return 0; }
+# What a setting holds after a cold start.
+capacity() { # NAME RECIPE FIRST STEP SECONDS FLAG...
+    local name=$1 recipe=$2 first=$3 step=$4 seconds=$5; shift 5
+    [ "$seconds" -gt "$LEAST" ] || { stamp "$name: $seconds s are too few"; return 0; }
     stamp "$name: capacity from $first requests/s, $seconds s"
-    RECIPE=$recipe STEP=$step OUT=$results TMPDIR=$work timeout -k 10 "$seconds" "$here/capacity.sh" "$name" "$first" $((seconds - 5)) "$@" \
-        || echo "$name: exit code $?"
+    RECIPE=$recipe STEP=$step OUT=$out TMPDIR=$work timeout -k 10 "$seconds" \
+        "$here/capacity.sh" "$name" "$first" $((seconds - 10)) "$@" || stamp "$name: exit code $?"
 }
-grok() {
-    tuned grok-tune "${GROK:-gpu-grok2-9b}" "${GROK_RATE:-100}" 660 190 --confirm quick
-    if [ -n "${AFTER:-}" ] && [ "$(left)" -gt 150 ]; then
-        local seconds; seconds=$(least 300 "$(left 30)")
-        stamp "after it, $seconds s: $AFTER"
-        timeout -k 10 $((seconds + 25)) $AFTER "$results/after" "$seconds" || echo "after: exit code $?"
+
+# The search at a rate, and the cold start that confirms it.
+tuned() { # RECIPE RATE SECONDS
+    [ "$3" -gt "$LEAST" ] || { stamp "tune: $3 s are too few"; return 0; }
+    stamp "tune: $2 requests/s, $3 s"
+    local studies=$work/studies-$(basename "$out")
+    RECIPE=$1 OUT=$out/tune STUDIES=$studies timeout -k 40 $(($3 + 15)) "$here/h200.sh" "$2" "$3s" || stamp "tune: exit code $?"
+    [ ! -f "$studies"/*/tuned.yaml ] || cp "$studies"/*/tuned.yaml "$out/winner.yaml"
+}
+
+summary() { (cd "$work" && "$PYTHON" - "$out") >"$out/summary.txt" 2>&1 <<'PY'
+import json, math, pathlib, sys
+from fenno.tune.capacity import Bracket, gain
+out, found = pathlib.Path(sys.argv[1]), {}
+for name in ("defaults", "winner", "tune/result"):
+    try:
+        found[name] = json.loads((out / f"{name}.json").read_text())
+        print(f"{name}: {found[name]['sentence']}")
+    except (OSError, ValueError, KeyError):
+        print(f"{name}: not known")
+arms = [Bracket(f["held"] or 0.0, f["lost"] or math.inf) for n in ("winner", "defaults") if (f := found.get(n, {}).get("capacity"))]
+if len(arms) == 2 and arms[1].held:
+    print("winner against defaults: {:+.0%}, {:+.0%} at least, {:+.0%} at most".format(*gain(*arms)))
+PY
+}
+
+# A model's three phases, with an end of their own.
+model() { # RECIPE FIRST END
+    local recipe=$1 first=$2 after=$((deadline - $3)) rate; out=$results/$(basename "$recipe" .yaml)
+    mkdir -p "$out"
+    capacity defaults "$recipe" "$first" 1.1 "$(least 350 "$(left $((after + 2 * LEAST)))")"; summary
+    rate=$("$PYTHON" -c 'import sys; print(f"{float(sys.argv[1]) * float(sys.argv[2]):.1f}")' "$(held "$out/defaults.json" "$first")" "${GAIN:-1.2}")
+    tuned "$recipe" "$rate" "$(least 640 "$(left $((after + 60)))")"; summary
+    if [ -f "$out/winner.yaml" ]; then
+        capacity winner "$out/winner.yaml" "$rate" 1.15 "$(left $((after + 5)))"
+    else # not known which: what a fast GPU waits for first
+        capacity winner "$recipe" "$(held "$out/defaults.json" "$first")" 1.2 "$(left $((after + 5)))" "api-server-count: 4"
     fi
-    held grok-defaults "${GROK:-gpu-grok2-9b}" "${GROK_FIRST:-58}" 1.1 400
+    summary
+    stamp "$(basename "$out"): $(tail -1 "$out/summary.txt")"
 }
-dense() {
-    tuned dense-tune "${DENSE:-gpu-llama3-8b}" "${DENSE_RATE:-72}" 480 380 --confirm off
-    held dense-api4 "${DENSE:-gpu-llama3-8b}" "${DENSE_FIRST:-80}" 1.15 $(($(left) / 2)) "api-server-count: 4"
-    held dense-defaults "${DENSE:-gpu-llama3-8b}" "${DENSE_LOW:-58}" 1.1 400
+
+# One GPU's models one after the other, with 16 cores where there are so many.
+alone() { # GPU MODEL=RATE...
+    local gpu=$1 from=$((16 * $1)) to=$((16 * $1 + 15)) one; shift
+    [ "$(nproc)" -gt "$to" ] && taskset -cp "$from-$to" "$BASHPID" >/dev/null
+    export CUDA_VISIBLE_DEVICES=$gpu
+    while [ $# -gt 0 ]; do
+        one=$1
+        model "${one%=*}" "${one##*=}" $(($(date +%s) + $(left) / $#))
+        shift
+    done
 }
 
 prepare() {
     { nvidia-smi; nvidia-smi topo -m; lscpu; free -g; "$PYTHON" -m pip list; } >"$results/host.txt" 2>&1
     timeout 60 "$PYTHON" -m compileall -q -j 8 "${SITE:-$work}" >/dev/null 2>&1
-    # What the engine can be told is asked once and kept; the studies find it there.
+    # What the engine can be told is asked once and kept; loads and studies find it there.
     timeout 90 "$PYTHON" -m fenno recipe lint gpu-llama3-8b >"$results/lint.txt" 2>&1
     stamp "prepared"
 }
 
-work=$(mktemp -d)
 cd "$work" || exit 1
 stamp "begins"
-prepare &
-if [ $# -gt 0 ]; then
-    timeout "${BEFORE:-120}" "$@" "$results/before" >"$results/before.out" 2>&1
-    stamp "what came before ended with exit code $?"
-fi
+prepare
+gpus=${GPUS:-$(nvidia-smi -L | wc -l)}
+for ((gpu = 0; gpu < gpus; gpu++)); do
+    mine=()
+    for ((n = gpu + 1; n <= $#; n += gpus)); do mine+=("${!n}"); done
+    [ ${#mine[@]} -eq 0 ] || (alone "$gpu" "${mine[@]}") >"$results/gpu$gpu.out" 2>&1 &
+done
 wait
-if [ "${GPUS:-$(nvidia-smi -L | wc -l)}" -gt 1 ]; then
-    alone 0 grok >"$results/grok.out" 2>&1 &
-    alone 1 dense >"$results/dense.out" 2>&1 &
-    wait
-else
-    (alone 0 grok) >"$results/grok.out" 2>&1
-    (alone 0 dense) >"$results/dense.out" 2>&1
-fi
 stamp "ended"
