@@ -26,8 +26,8 @@ def test_an_engine_has_so_long_from_its_own_start_however_late_it_is_looked_at()
         server.until_ready(late)
 
 
-def space_of(search: dict[str, Any], **engine: Any) -> spaces.Space:
-    known = Catalogue(Identity("python", "vllm", "0.30.0", "3.11", None, ""), "cpu", {}, {})
+def space_of(search: dict[str, Any], has: dict[str, Flag] | None = None, **engine: Any) -> spaces.Space:
+    known = Catalogue(Identity("python", "vllm", "0.30.0", "3.11", None, ""), "cpu", has or {}, {})
     chosen = recipe.Recipe.model_validate({"name": "one", "engine": {"model": "m", **engine}, "search": {"live": search}})
     return spaces.build(chosen, known)
 
@@ -56,6 +56,14 @@ def test_a_flag_that_no_engine_takes_is_named_as_the_default_it_is() -> None:
     with pytest.raises(RecipeError, match="max_num_active_seqs is 0") as raised:
         space_of({"max_num_active_seqs": [64]}, flags={"max-num-seqs": 0})
     assert "the flag" in raised.value.hint
+
+
+def test_an_interval_between_prompts_is_a_live_knob_where_the_engine_has_its_flag() -> None:
+    with pytest.raises(RecipeError, match="search.live: vLLM 0.30.0 has no flag `prefill-schedule-interval`"):
+        space_of({"prefill_schedule_interval": [4]})
+    space = space_of({"prefill_schedule_interval": [4]}, has={"prefill-schedule-interval": Flag("int", None, 1, False)})
+    assert space.values == {"prefill_schedule_interval": (1, 4)}
+    assert spaces.plain_flags({"prefill_schedule_interval": 4}, space) == {"prefill-schedule-interval": 4}
 
 
 def test_values_are_in_order_and_hold_the_default() -> None:

@@ -18,6 +18,7 @@ import yaml
 from stub.harness import Done, Place, side_by_side
 
 from fenno import recipe
+from fenno.tune import studies
 
 pytestmark = pytest.mark.scenario
 
@@ -48,6 +49,23 @@ class Story:
     def study(self) -> Path:
         (study,) = self.place.studies()
         return study
+
+
+def ends_by_itself(place: Place, **fault: Any) -> Story:
+    """An engine that goes wrong after so many requests, in whichever trial."""
+    chosen = place.recipe(env=fault, targets={"p95_ttft": None, "p95_e2el": "3s"}, workload={"timeout": "4s"})
+    story = Story(place, [place.fenno("tune", "--budget", "20s", chosen)])
+    place.empty(40)
+    story.left = place.left()
+    return story
+
+
+def out_of_memory_under_load(place: Place) -> Story:
+    return ends_by_itself(place, STUB_DIE=150, STUB_WORDS="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def hangs_under_load(place: Place) -> Story:
+    return ends_by_itself(place, STUB_FREEZE=150)
 
 
 def met_by_defaults(place: Place) -> Story:
@@ -218,6 +236,8 @@ SCENARIOS: dict[str, Callable[[Place], Story]] = {
     "measuring": at("measuring"),
     "defaults": met_by_defaults,
     "confirming": at("confirming"),
+    "memory": out_of_memory_under_load,
+    "hang": hangs_under_load,
     "floor": infeasible_by_the_floor,
     "saturated": infeasible_at_every_point,
     "short": too_little_time,
@@ -386,6 +406,16 @@ def test_the_configuration_for_vllm_of_a_study_has_the_same_flags_and_says_how_t
     assert (
         len(head) == 1 and f"PYTHONPATH={study / 'plugin'}" in head[0] and head[0].endswith(f"--config {done.document['config']}")
     )
+
+
+@pytest.mark.parametrize(("fault", "cause"), [("memory", "GPU out of memory under load"), ("hang", "the engine hangs")])
+def test_an_engine_that_goes_wrong_in_a_trial_has_missed_no_target(told: Callable[[str], Story], fault: str, cause: str) -> None:
+    story = told(fault)
+    assert story.runs[0].code == 4, story.runs[0].err
+    trials = studies.load(story.study).trials()
+    assert trials and {trial.state for trial in trials} == {"failed"}
+    assert all(cause in trial.reason for trial in trials)
+    assert story.left == []
 
 
 def test_a_target_that_no_point_meets_is_infeasible_with_the_nearest_point(told: Callable[[str], Story]) -> None:

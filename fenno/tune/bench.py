@@ -17,7 +17,7 @@ from fenno import control as control_file
 from fenno.engine import live, plugin, server
 from fenno.engine.server import Server
 from fenno.errors import EngineError, LoadError
-from fenno.load import endpoint
+from fenno.load import endpoint, probe
 from fenno.load import run as load
 from fenno.load.plan import Plan
 from fenno.recipe import Recipe, Scalar
@@ -175,7 +175,24 @@ class Running:
 
     def measure(self, recipe: Recipe, *, arm: str, seed: int, patience: int = 1) -> Measured:
         plan = trial.at_rate(self.fitted, recipe, arm=arm, seed=seed, patience=patience)
-        return trial.measure(recipe, self.engine, plan, self.folder / "trials" / arm, self.events.watch)
+        found = trial.measure(recipe, self.engine, plan, self.folder / "trials" / arm, self.events.watch)
+        if found.judgement.state == "missed":
+            self._answering()
+        return found
+
+    def _answering(self) -> None:
+        """Raise `EngineError` where what has missed a target is an engine that hangs: no request alone on it is answered.
+
+        One that has thousands of requests to abort answers nothing for many seconds, and does not hang.
+        """
+        deadline = time.monotonic() + 2 * self.fitted.timeout
+        live.drain(self.engine.url)
+        while said := probe.ask(self.fitted):
+            self.engine.check("load")
+            if time.monotonic() > deadline:
+                why = f"the engine hangs: a request alone on it was not answered ({said})"
+                raise EngineError(why, f"see {self.engine.log}", stage="load")
+            time.sleep(1.0)
 
 
 def serve_flags(point: Point, space: Space) -> dict[str, Scalar | list[Scalar]]:

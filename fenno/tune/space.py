@@ -15,13 +15,17 @@ from fenno.recipe import Recipe, Scalar
 Point = Mapping[str, Scalar]
 
 BUDGET, CAP, THRESHOLD, POLICY = "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold", "policy"
+INTERVAL = "prefill_schedule_interval"
 
 SERVERS = "api-server-count"
 
 POLICIES = ("fcfs", "token_aware")  # those that a recipe's `scheduler` can ask for
 
 # The flag that says the same at a start, so that a winner needs no plugin. `policy` has none: token-aware is a scheduler class.
-PLAIN = {BUDGET: "max-num-batched-tokens", CAP: "max-num-seqs", THRESHOLD: "long-prefill-token-threshold"}
+PLAIN = {
+    **{BUDGET: "max-num-batched-tokens", CAP: "max-num-seqs"},
+    **{THRESHOLD: "long-prefill-token-threshold", INTERVAL: "prefill-schedule-interval"},
+}
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,7 @@ def build(recipe: Recipe, catalogue: Catalogue, cores: int = 1) -> Space:
         BUDGET: budget,
         CAP: min(cap, budget),
         THRESHOLD: _number(flags.get(PLAIN[THRESHOLD]), None, 0),
+        INTERVAL: _number(flags.get(PLAIN[INTERVAL]), None, 1),
         POLICY: recipe.engine.scheduler or "fcfs",
     }
     listed: dict[str, list[Scalar]] = dict(recipe.search.live) or {
@@ -68,6 +73,8 @@ def build(recipe: Recipe, catalogue: Catalogue, cores: int = 1) -> Space:
     unknown = sorted(set(listed) - set(defaults))
     if unknown:
         raise RecipeError(f"`search.live` names `{unknown[0]}`, which is no live knob", f"live knobs are {', '.join(defaults)}")
+    if INTERVAL in listed:  # the only one that not every supported version has
+        catalogue.check({PLAIN[INTERVAL]: 1}, f"{recipe.name}: search.live")
     values = {knob: _ordered({_checked(knob, value) for value in (*given, defaults[knob])}) for knob, given in listed.items()}
     restart: dict[str, tuple[Scalar, ...]] = {}
     for name, given in (recipe.search.restart or _front_end(catalogue, cores)).items():
