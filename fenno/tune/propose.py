@@ -57,8 +57,6 @@ class Proposal:
 
 # An event loop is one thread: from this share of a core on, what it has to do waits for it.
 BUSY = 0.9
-# From so many waiting requests in the mean on there is a queue, which an order can change.
-QUEUED = 1.0
 
 
 def diagnose(load: Load, point: spaces.Point) -> Limit:
@@ -77,14 +75,13 @@ def diagnose(load: Load, point: spaces.Point) -> Limit:
     # vLLM takes its own times and counts in that process, so where it is slow both sides agree.
     if (load.server_cpu or 0.0) > BUSY:
         return Limit("front end", f"the one HTTP process took {load.server_cpu:.2f} processor cores")
-    if waiting < QUEUED:
-        return Limit("compute", f"{running:.0f} requests ran and {waiting:.1f} waited: steps take long")
     cap, budget = point.get(CAP), point.get(BUDGET)
-    if isinstance(cap, int) and running >= 0.9 * cap:
+    if waiting >= 1 and isinstance(cap, int) and running >= 0.9 * cap:
         return Limit("sequences", f"{waiting:.0f} requests waited while {running:.0f} of at most {cap} ran")
-    if isinstance(budget, int) and (load.step_tokens or 0.0) >= 0.8 * budget:
+    if waiting >= 1 and isinstance(budget, int) and (load.step_tokens or 0.0) >= 0.8 * budget:
         return Limit("budget", f"{waiting:.0f} requests waited; a step took {load.step_tokens:.0f} of at most {budget} tokens")
-    return Limit("queue", f"{waiting:.0f} requests waited while {running:.0f} ran, with room for more: steps take long")
+    evidence = f"{running:.0f} requests ran and {waiting:.2g} waited: steps take long"
+    return Limit("queue" if waiting else "compute", evidence)
 
 
 # By limit: which knob to move and where, in the order of trying. None as direction is the other policy.
@@ -94,8 +91,9 @@ _MOVES: dict[str, tuple[tuple[str, bool | None], ...]] = {
     "kv": ((CAP, False), (BUDGET, False), (POLICY, None)),
     # Nothing that the scheduler can do reaches the HTTP server, except to run less.
     "front end": ((CAP, False),),
+    # However few wait in the mean: at some requests a second that makes one of twenty late.
     "queue": ((CAP, False), (POLICY, None), (BUDGET, False), (BUDGET, True)),
-    # Where nothing waits, no order brings anything.
+    # Where nothing ever waits, no order brings anything.
     "compute": ((CAP, False), (BUDGET, False), (BUDGET, True)),
 }
 _REASONS = {
