@@ -13,6 +13,7 @@ import pytest
 
 from fenno import machine
 from fenno import recipe as recipes
+from fenno.commands import tune
 from fenno.commands.plan import hardware, model_config
 from fenno.engine import dummy
 from fenno.errors import UsageError
@@ -506,3 +507,12 @@ def test_without_a_type_it_is_this_hosts_gpu_or_the_recipes_memory_or_a_question
     assert hardware(recipe(host={"gpus": 0}), 2, "L40S") == (gpus.named("L40S"), 2)
     with pytest.raises(UsageError, match=r"there is no GPU here \(no driver\)"):
         hardware(two, None, None)
+
+
+def test_a_study_on_a_gpu_is_told_its_bound_and_one_elsewhere_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Gpu(0, "NVIDIA H200", "GPU-0", 150754820096, 0, (9, 0), "580")
+    monkeypatch.setattr(machine, "read_gpus", lambda: ((here,), ""))
+    bound = tune.roofline(recipes.load(recipes.embedded()["gpu-llama3-8b"]))
+    assert bound and (bound["by"], bound["batch"]) == ("compute", 1024)
+    assert 10_000 < bound["rate"] < 200_000
+    assert tune.roofline(recipes.load(recipes.embedded()["cpu-small"])) is None

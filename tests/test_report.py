@@ -226,6 +226,14 @@ def test_a_winner_says_what_each_of_its_changes_brings_those_of_the_start_too() 
     assert f"<code>{SERVERS}</code>" in written, "among the settings"
 
 
+def test_the_share_of_the_roofline_is_told_where_both_are_known() -> None:
+    bound = {"seconds": 0.01, "rate": 50_000.0, "by": "memory", "batch": 1024}
+    text = Reader(render(*met(), roofline=bound)).text
+    assert "250 output tokens/s are 0.5 % of the 50,000 that memory allows at most, decoding 1024 sequences at once" in text
+    assert "Roofline" not in Reader(render(*met())).text
+    assert "Roofline" not in Reader(render(*unmeasured(), roofline=bound)).text
+
+
 def test_a_winner_that_needs_the_plugin_says_so() -> None:
     plain, steered = measured(0, 0.5, **{CAP: 16}), measured(1, 0.5, **{CAP: 16, POLICY: "token_aware"})
     assert verdicts.met(plain, SPACE, confirmed=True).sentence.endswith("after a cold start with plain flags")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -153,11 +153,27 @@ def tell_begin(opened: Session) -> None:
         console.say(f"mind: {difference}", style="yellow")
 
 
+def roofline(chosen: Recipe) -> dict[str, Any] | None:
+    """The most output tokens a second that this host's GPUs allow, as `fenno plan` reckons them: `rate` with `batch` sequences at
+    once, `by` memory or compute. None where model or GPU are not known."""
+    from fenno.commands.plan import hardware, model_config
+    from fenno.plan import make
+
+    try:
+        config, files = model_config(chosen)
+        bounds = make.make(chosen, config, *hardware(chosen, None, None), files)["bounds"]
+    except (UsageError, LookupError, TypeError, ValueError):
+        return None  # a config or flag that only the engine understands
+    return {**bounds["many"], "batch": bounds["batch"]} if "many" in bounds else None
+
+
 def tell(opened: Session, verdict: Verdict, *, serve: bool) -> int:
     """A study's verdict and files for people, and its document. Returns the exit code. `serve`: say how to serve what it found."""
     from fenno.report import page
     from fenno.tune import session
 
+    if (bound := roofline(opened.run.recipe)) is not None:
+        opened.document["roofline"] = bound
     document = session.finish(opened, verdict, page.tune)
     console.say(verdict.sentence, style="bold")
     console.say(f"report: {document['report']}")

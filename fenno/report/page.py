@@ -49,7 +49,7 @@ def tune(document: Document, trials: Sequence[Trial], recipe: Recipe, space: Spa
         distribution(best),
         refused(trials, space),
         every_trial(trials, space),
-        conditions(document, recipe),
+        conditions(document, recipe, best),
         section("How to read this", facts(_WORDS)),
     ]
     return frame.whole(f"{recipe.name}: {document['verdict']} (fenno tune)", document["fenno"], *parts)
@@ -220,7 +220,16 @@ def listed(values: Sequence[Scalar]) -> str:
     return ", ".join(map(str, values))
 
 
-def conditions(document: Document, recipe: Recipe) -> Html:
+def roofline(document: Document, best: Trial | None) -> list[tuple[str, str]]:
+    """What share of the most that the GPUs allow a trial has made, as a row; nothing where either is not known."""
+    bound, made = document.get("roofline"), best.summary.get("token_throughput") if best else None
+    if not bound or not made:
+        return []
+    share = f"{made:,.0f} output tokens/s are {100 * made / bound['rate']:.2g} % of the {bound['rate']:,.0f}"
+    return [("Roofline", f"{share} that {bound['by']} allows at most, decoding {bound['batch']} sequences at once (fenno plan)")]
+
+
+def conditions(document: Document, recipe: Recipe, best: Trial | None) -> Html:
     """What every figure depends on."""
     host, engine = document["host"], document["engine"]
     drivers = ", ".join(dict.fromkeys(gpu["driver"] for gpu in host["gpus"]))
@@ -233,6 +242,7 @@ def conditions(document: Document, recipe: Recipe) -> Html:
         ("Its Python", f"{engine['python']}, torch {engine['torch']}"),
         ("Model", recipe.engine.model or recipe.engine.url or ""),
         ("Traffic", words.traffic(recipe)),
+        *roofline(document, best),
         ("fenno", document["fenno"]),
         ("Recipe", f"{recipe.name}, hash {document['recipe_digest']}"),
         ("About it", recipe.summary),
