@@ -176,12 +176,12 @@ class Running:
     def measure(self, recipe: Recipe, *, arm: str, seed: int, patience: int = 1) -> Measured:
         plan = trial.at_rate(self.fitted, recipe, arm=arm, seed=seed, patience=patience)
         found = trial.measure(recipe, self.engine, plan, self.folder / "trials" / arm, self.events.watch)
-        if found.judgement.state == "missed":
+        if found.judgement.state == "missed" and found.summary.get("failures"):
             self._answering()
         return found
 
     def _answering(self) -> None:
-        """Raise `EngineError` where what has missed a target is an engine that hangs: no request alone on it is answered.
+        """Raise `EngineError` where an engine that has left requests unanswered hangs: none alone on it is answered either.
 
         One that has thousands of requests to abort answers nothing for many seconds, and does not hang.
         """

@@ -153,7 +153,7 @@ def compiled(log: Path, since: int) -> list[str]:
 
 
 def unspoilt(found: Measured, kernels: Sequence[str]) -> Measured:
-    """`found`; no measurement where `kernels` were compiled while its requests were counted, and no target was met all the same."""
+    """`found`; no measurement where `kernels` were compiled while its requests were counted, unless all targets were met."""
     if not kernels or found.judgement.state == "met":
         return found
     note = f"the engine compiled kernels while requests were counted ({', '.join(kernels)})"
