@@ -5,7 +5,8 @@
 # usage: arms.sh RESULTS SECONDS MODEL=RATE...     (PYTHON: an interpreter with vLLM and fenno; SITE: packages to compile first;
 # GAIN: 1.2 unless given; GPUS: how many to use; LEAST: seconds without which no engine is started)
 # SECONDS: when all has to be over; MODEL: a recipe's name or file; RATE: what its defaults are tried at first.
-# example, 1,200 s of one H200: arms.sh out 1450 gpu-grok2-9b=58
+# example: arms.sh out 1450 gpu-grok2-9b=58. On one H200, by what each phase took before: 60 s to prepare, 300 for the defaults, 500 for
+# the search with its cold start, 300 for the winner; the limits leave room for 1,450.
 set -uo pipefail
 results=$(realpath -m "$1") deadline=$(($(date +%s) + $2)); shift 2
 here=$(dirname "$(realpath "$0")") work=$(mktemp -d)
@@ -102,6 +103,7 @@ cd "$work" || exit 1
 stamp "begins"
 prepare
 gpus=${GPUS:-$(nvidia-smi -L | wc -l)}
+[ "$gpus" -gt 0 ] || stamp "there is no GPU"
 for ((gpu = 0; gpu < gpus; gpu++)); do
     mine=()
     for ((n = gpu + 1; n <= $#; n += gpus)); do mine+=("${!n}"); done
