@@ -54,18 +54,18 @@ class Story:
 def ends_by_itself(place: Place, **fault: Any) -> Story:
     """An engine that goes wrong after so many requests, in whichever trial."""
     chosen = place.recipe(env=fault, targets={"p95_ttft": None, "p95_e2el": "3s"}, workload={"timeout": "4s"})
-    story = Story(place, [place.fenno("tune", "--budget", "20s", chosen)])
+    story = Story(place, [place.fenno("tune", "--budget", "60s", chosen)])
     place.empty(40)
     story.left = place.left()
     return story
 
 
 def out_of_memory_under_load(place: Place) -> Story:
-    return ends_by_itself(place, STUB_DIE=150, STUB_WORDS="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
+    return ends_by_itself(place, STUB_DIE=40, STUB_WORDS="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
 def hangs_under_load(place: Place) -> Story:
-    return ends_by_itself(place, STUB_FREEZE=150)
+    return ends_by_itself(place, STUB_FREEZE=40)
 
 
 def met_by_defaults(place: Place) -> Story:
