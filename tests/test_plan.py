@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stub.harness import Place
 
 from fenno import machine
 from fenno import recipe as recipes
@@ -18,7 +19,7 @@ from fenno.commands.plan import hardware, model_config
 from fenno.engine import dummy
 from fenno.errors import UsageError
 from fenno.machine import Gpu
-from fenno.plan import fit, gpus, known, make, roofline, shape, words
+from fenno.plan import fit, gpus, known, make, roofline, runner, shape, words
 from fenno.plan.fit import Fit, Setting
 from fenno.recipe import Recipe
 
@@ -114,12 +115,20 @@ def test_every_recipe_of_fennos_own_can_be_planned_without_a_file_and_fits(
         assert make.make(each, model_config(each)[0], device, count)["fits"], name
 
 
-def at(config: Config, kind: str = "H100", count: int = 1, env: dict[str, str] | None = None, **flags: Any) -> tuple[Setting, Fit]:
+def at(
+    config: Config,
+    kind: str = "H100",
+    count: int = 1,
+    env: dict[str, str] | None = None,
+    release: tuple[int, int] | None = None,
+    **flags: Any,
+) -> tuple[Setting, Fit]:
     """The setting and the fit of a config on so many GPUs of a kind, with flags of `vllm serve` (their dashes written as _)."""
     device = gpus.Device("CPU", 16 * GIB) if kind == "CPU" else gpus.named(kind)
     count = 0 if kind == "CPU" else count
     found = shape.read(config)
-    setting = fit.setting({name.replace("_", "-"): value for name, value in flags.items()}, env or {}, config, found, device, count)
+    given = {name.replace("_", "-"): value for name, value in flags.items()}
+    setting = fit.setting(given, env or {}, config, found, device, count, release)
     return setting, fit.fit(found, setting, device, count)
 
 
@@ -133,11 +142,102 @@ SHAPE_12B = sizes(
 
 @pytest.mark.parametrize(("budget", "available", "tokens"), [(8192, 103.27, 1_353_616), (16384, 102.84, 1_347_872)])
 def test_on_an_h200_the_cache_is_what_the_engine_reported(budget: int, available: float, tokens: int) -> None:
-    setting, found = at(SHAPE_12B, "H200", max_num_batched_tokens=budget)
+    setting, found = at(SHAPE_12B, "H200", release=(0, 24), max_num_batched_tokens=budget)
     assert setting.sequences == 1024
     assert sum(found.weights.values()) / GIB == pytest.approx(22.32, abs=0.01)
     assert found.room / GIB == pytest.approx(available, abs=0.1)
     assert found.sequences * setting.longest == pytest.approx(tokens, rel=0.001)
+
+
+RESULTS = Path(__file__).parents[1] / "benchmarks/plan/results"
+FIVE, NINE = (json.loads((RESULTS / f"2026-11-30-h200{name}.json").read_text()) for name in ("-five-shapes", ""))
+
+
+def planned(start: dict[str, Any]) -> dict[str, Any]:
+    """What the product plans for a recorded start of five."""
+    asked = recipe(engine={"flags": {"load-format": "dummy", "dtype": "bfloat16", **start["flags"]}})
+    version = FIVE["engine"].removeprefix("vllm ")
+    return make.make(asked, start["config"], gpus.named(FIVE["device"]), 1, engine=version)
+
+
+def near(made: dict[str, Any], reported: dict[str, Any], share: float) -> bool:
+    """Whether a plan is within the bars of what an engine reported."""
+    other = (made["limit"] - made["cache"]["room"]) / GIB - (share - reported["cache_gib"])
+    tokens = made["cache"]["tokens"] / reported["tokens"] - 1
+    return abs(other) <= FIVE["bars"]["other_gib"] and abs(tokens) <= FIVE["bars"]["tokens"]
+
+
+@pytest.mark.parametrize("name", [name for name, start in FIVE["starts"].items() if "reported" in start])
+def test_on_an_h200_each_shape_is_within_the_bars_of_what_its_start_reported(name: str) -> None:
+    start = FIVE["starts"][name]
+    made = planned(start)
+    assert near(made, start["reported"], start["reported"]["share_gib"])
+    # The figures that the results and docs/plan.md show are the product's.
+    assert made["cache"]["tokens"] == start["planned"]["tokens"]
+    assert round((made["limit"] - made["cache"]["room"]) / GIB, 2) == start["planned"]["other_gib"]
+
+
+def test_the_shape_that_does_not_fit_is_planned_so_and_was_refused_before_a_start() -> None:
+    start = FIVE["starts"]["too large"]
+    made = planned(start)
+    assert made["impossible"] and not made["fits"]
+    assert start["serve"]["code"] == 2 and not start["serve"]["started"]
+
+
+@pytest.mark.parametrize("version", NINE["starts"])
+def test_on_an_h200_the_shape_of_another_recipe_is_within_the_same_bars(version: str) -> None:
+    chosen = recipes.load(recipes.embedded()[NINE["recipe"]])
+    flags = {**chosen.engine.flags, **NINE["flags"]}
+    chosen = chosen.model_copy(update={"engine": chosen.engine.model_copy(update={"flags": flags})})
+    made = make.make(chosen, model_config(chosen)[0], gpus.named("H200"), 1, engine=version)
+    assert near(made, NINE["starts"][version], 0.92 * gpus.named("H200").memory / GIB)
+
+
+LLAMA, MOE = {"architectures": ["LlamaForCausalLM"]}, {"architectures": ["MixtralForCausalLM"]}
+
+
+@pytest.mark.parametrize(
+    ("release", "config", "env", "name", "counted"),
+    [
+        ((0, 24), LLAMA, {}, "V2", False),
+        ((0, 24), {"architectures": ["Qwen2ForCausalLM"]}, {}, "V1", True),
+        ((0, 24), {}, {}, "V1", True),
+        ((0, 24), LLAMA, {runner.VARIABLE: "0"}, "V1", True),
+        ((0, 24), MOE, {runner.VARIABLE: "1"}, "V2", False),
+        ((0, 26), {"architectures": ["Qwen2ForCausalLM"]}, {}, "V2", False),
+        ((0, 26), MOE, {}, "V1", True),
+        ((0, 26), {"architectures": ["DeepseekV2ForCausalLM"]}, {}, "V2", False),
+        ((0, 32), MOE, {}, "V2", True),
+        (None, LLAMA, {}, "V2", True),
+        (None, LLAMA, {runner.VARIABLE: "0"}, "V1", True),
+    ],
+)
+def test_which_model_runner_a_model_gets_follows_the_release(
+    release: tuple[int, int] | None, config: Config, env: dict[str, str], name: str, counted: bool
+) -> None:
+    dense = config.get("architectures") not in (["MixtralForCausalLM"], ["DeepseekV2ForCausalLM"])
+    found = runner.of(release, config, dense, env)
+    assert (found.name, found.counted) == (name, counted)
+
+
+@pytest.mark.parametrize(
+    ("version", "release"), [("0.24.0", (0, 24)), ("0.32.1.dev3+cpu", (0, 32)), ("dev", None), ("", None), (None, None)]
+)
+def test_a_release_is_the_first_two_numbers_of_a_version(version: str | None, release: tuple[int, int] | None) -> None:
+    assert runner.release(version) == release
+
+
+def test_graphs_beside_the_share_take_no_room_of_it_and_are_named_unless_the_cache_has_a_size_of_its_own() -> None:
+    def made(version: str | None, **flags: Any) -> tuple[int, str]:
+        found = make.make(recipe(engine={"flags": flags}), {**LLAMA_8B, **LLAMA}, gpus.named("H200"), 1, engine=version)
+        return found["rest"]["CUDA graphs"], " ".join(found["notes"])
+
+    graphs, said = made("0.24.0")
+    assert graphs == 0 and "vLLM 0.24.0's model runner V2" in said and "CUDA graphs (about 1.0 GiB) beside the share" in said
+    assert made("0.24.0", **{"kv-cache-memory-bytes": 2**33})[0] == runner.V2.graphs
+    assert "beside" not in made("0.24.0", **{"enforce-eager": True})[1]
+    graphs, said = made(None)
+    assert graphs == runner.V2.graphs and "no vLLM that fenno knows was found: the allowances are those of 0.29 and later" in said
 
 
 def test_on_a_cpu_the_tokens_are_those_of_the_engines_own_line() -> None:
@@ -401,7 +501,8 @@ def test_nothing_is_said_of_a_model_to_which_all_applies() -> None:
 def test_files_that_are_not_as_large_as_the_arithmetic_are_named() -> None:
     exact = 2 * shape.read(LLAMA_8B).parameters
     whole, half = (make.make(recipe(), LLAMA_8B, gpus.named("H100"), 1, files)["notes"] for files in (exact, exact // 2))
-    assert whole == [] and half == ["the files have 8.0 GB, planned are 16.1 GB"]
+    said = "the files have 8.0 GB, planned are 16.1 GB"
+    assert said not in whole and said in half and len(half) == len(whole) + 1
 
 
 def test_a_gpu_is_known_by_what_it_calls_itself_and_its_memory() -> None:
@@ -442,6 +543,22 @@ def test_the_command_plans_a_model_of_the_hubs_cache_and_says_how_to_get_one(tmp
     (place / "config.json").write_text(json.dumps(LLAMA_8B))
     code, said, made = run("org/name", "--gpu-type", "H100", "--json", env=env)
     assert code == 0 and made["model"] == "org/name" and said == ""
+
+
+def test_the_command_reckons_as_the_recipes_own_vllm_does(tmp_path: Path) -> None:
+    def said(python: Path, **env: str) -> tuple[str | None, str]:
+        path = tmp_path / "one.yaml"
+        path.write_text(json.dumps({"name": "one", "engine": {"model": "dummy:grok2-9b", "python": str(python)}}))
+        code, told, made = run(str(path), "--gpu-type", "H200", env=env)
+        assert code == 0, told
+        return made["engine"]["version"], told
+
+    old = Place(tmp_path).python
+    version, told = said(old, STUB_VERSION="0.26.0")
+    assert version == "0.26.0" and "vLLM 0.26.0's model runner V1" in told
+    for python, env in ((old, {"STUB_VERSION": "0.9.0"}), (tmp_path / "none", {})):
+        version, told = said(python, **env)
+        assert version is None and "no vLLM that fenno knows was found" in told
 
 
 def test_the_command_plans_a_cpu_recipe_for_a_cpu() -> None:

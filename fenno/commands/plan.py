@@ -41,7 +41,7 @@ def plan(
     chosen = flagged(wanted(what), flag)
     config, files = model_config(chosen)
     device, count = hardware(chosen, gpus, gpu_type)
-    made = make.make(chosen, config, device, count, files)
+    made = make.make(chosen, config, device, count, files, version(chosen) if count else None)
     if not as_json:
         console.say(words.title(made))
         console.table("memory", words.HEADER, words.rows(made))
@@ -105,6 +105,16 @@ def model_config(chosen: Recipe) -> tuple[dict[str, Any], int | None]:
         hint = f"get the config alone, a few kB: hf download {found.name} config.json"
         raise UsageError(f"there is no config.json of {found.name} on this host", hint)
     return dict(found.config), found.weights if found.local and not found.dummy else None
+
+
+def version(chosen: Recipe) -> str | None:
+    """The version of the recipe's vLLM, by its metadata (0.1 s); None where there is none on this host."""
+    from fenno.engine import catalogue
+
+    try:
+        return catalogue.identify(catalogue.interpreter(chosen.engine.python)).version
+    except errors.EngineError:
+        return None
 
 
 def hardware(chosen: Recipe, gpus: int | None, kind: str | None) -> tuple[Device, int]:

@@ -9,15 +9,17 @@ from typing import Any
 
 from fenno.errors import UsageError
 from fenno.kv import layout
+from fenno.plan import runner
 from fenno.plan.gpus import GIB, Device
+from fenno.plan.runner import Runner
 from fenno.plan.shape import Config, Part, Shape
 from fenno.recipe import PARALLEL
 
 # The share of a GPU that vLLM takes unless told, and its block: on a CPU another, unless attention is latent (0.24 to 0.32).
 UTILIZATION, BLOCK, CPU_BLOCK = 0.92, 16, 128
 # Allowances, from the starts that docs/plan.md names: what libraries keep on one GPU, what ranks of several GPUs keep besides,
-# captured CUDA graphs, the sampler's copies of a logit (one of 16 bits, three of 32), and the process on a CPU.
-KEPT, RANKS, GRAPHS, SAMPLER, PROCESS = int(0.35 * GIB), int(1.8 * GIB), int(0.5 * GIB), 14, 1 * GIB
+# and the process on a CPU. Those that depend on the engine's model runner are in runner.py.
+KEPT, RANKS, PROCESS = int(0.35 * GIB), int(1.8 * GIB), 1 * GIB
 # Bits of a weight and its scales, by the method's name: four bits in groups of 128 with a scale of 16 bits (and a zero of 4).
 BITS = {
     **{"fp8": 8, "fbgemm_fp8": 8, "modelopt": 8, "experts_int8": 8, "awq": 4.16, "gptq": 4.16, "awq_marlin": 4.16},
@@ -30,7 +32,8 @@ WIDTHS = {"float32": 4, "float": 4}
 class Setting:
     """How a model is cut and kept. `dtype`, `kv`: bytes of a number in the layers and in the cache; `bits`: of a quantised weight,
     `attending`: of one in attention, which some checkpoints leave as it was; `reserved`: bytes of cache that were asked for, None
-    where it takes what is left; `dealt`: whether ranks have whole experts, and not a part of each."""
+    where it takes what is left; `dealt`: whether ranks have whole experts, and not a part of each; `graphs`: whether CUDA graphs
+    are captured, by `runner`."""
 
     tp: int
     pp: int
@@ -46,6 +49,7 @@ class Setting:
     sequences: int
     share: float
     graphs: bool
+    runner: Runner
     reserved: int | None = None
     dealt: bool = False
 
@@ -63,8 +67,17 @@ FLAGS = (
 )
 
 
-def setting(flags: Mapping[str, Any], env: Mapping[str, str], config: Config, shape: Shape, device: Device, gpus: int) -> Setting:
-    """What the flags of `vllm serve` make of it on so many GPUs (0: a CPU); without parallel flags the heads are cut.
+def setting(
+    flags: Mapping[str, Any],
+    env: Mapping[str, str],
+    config: Config,
+    shape: Shape,
+    device: Device,
+    gpus: int,
+    release: tuple[int, int] | None = None,
+) -> Setting:
+    """What the flags of `vllm serve` make of it on so many GPUs (0: a CPU); without parallel flags the heads are cut. `release` of
+    vLLM: None for today's.
 
     Raises `UsageError` for a layout that does not come to so many GPUs, heads that cannot be cut so, and a context too long.
     """
@@ -94,6 +107,7 @@ def setting(flags: Mapping[str, Any], env: Mapping[str, str], config: Config, sh
         sequences=number("max-num-seqs", sequences),
         share=float(flags.get("gpu-memory-utilization") or UTILIZATION),
         graphs=gpus > 0 and flags.get("enforce-eager") is not True,
+        runner=runner.of(release, config, not shape.experts, env),
         reserved=reserved or None,
         dealt=flags.get("enable-expert-parallel") is True,
     )
@@ -205,13 +219,18 @@ def rest(shape: Shape, at: Setting, gpus: int) -> dict[str, int]:
         return {"process": PROCESS}
     each = at.budget * at.dtype
     between = each * (shape.cut // at.tp + shape.whole)
-    sampling = at.sequences * shape.vocab * SAMPLER + each * shape.hidden
+    sampling = at.sequences * shape.vocab * at.runner.logit + each * shape.hidden
     forward = 2 * each * shape.hidden + (0 if shape.experts else between)
     return {
         "activations": max(forward, sampling) + (between if shape.experts else 0),
-        "CUDA graphs": GRAPHS if at.graphs else 0,
+        "CUDA graphs": at.runner.graphs if at.graphs and not beside(at) else 0,
         "libraries": KEPT + (RANKS if at.gpus > 1 else 0),
     }
+
+
+def beside(at: Setting) -> bool:
+    """Whether CUDA graphs lie beside the engine's share of the memory. Where the cache was given a size there is no share."""
+    return at.graphs and not at.runner.counted and at.reserved is None
 
 
 @dataclass(frozen=True)

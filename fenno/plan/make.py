@@ -8,10 +8,10 @@ from typing import Any
 from fenno.errors import BuildError, UsageError
 from fenno.fa2 import need
 from fenno.kv.plan import mean
-from fenno.plan import fit, roofline
+from fenno.plan import fit, roofline, runner
 from fenno.plan import shape as shapes
 from fenno.plan.fit import Fit, Setting
-from fenno.plan.gpus import Device
+from fenno.plan.gpus import GIB, Device
 from fenno.plan.shape import Config, Shape
 from fenno.recipe import PARALLEL, Recipe
 from fenno.tune import memory
@@ -22,19 +22,23 @@ LEFT_OUT = (
 )
 
 
-def make(recipe: Recipe, config: Config, device: Device, gpus: int, files: int | None = None) -> dict[str, Any]:
+def make(
+    recipe: Recipe, config: Config, device: Device, gpus: int, files: int | None = None, engine: str | None = None
+) -> dict[str, Any]:
     """The plan of a recipe on so many GPUs of a kind (0: a CPU). `files`: bytes of the weights on disk, where they are here.
+    `engine`: the version of vLLM, where it is known.
 
     Raises `UsageError` for a model or a layout that cannot be reckoned with.
     """
     shape = shapes.read(config)
     flags = _flags(recipe, device, gpus)
-    at = fit.setting(flags, recipe.engine.variables, config, shape, device, gpus)
+    at = fit.setting(flags, recipe.engine.variables, config, shape, device, gpus, runner.release(engine))
     found = fit.fit(shape, at, device, gpus)
     prompt, answer = lengths(recipe)
     batch = _sequences(at, found, prompt + answer)
     return {
         "model": recipe.engine.model,
+        "engine": {"version": engine, "runner": at.runner.name if gpus else None},
         "device": {"name": device.name, "memory": device.memory, "count": gpus},
         "layout": {"tensor": at.tp, "pipeline": at.pp, "data": at.dp, "context": at.dcp},
         "parameters": {"all": shape.parameters, "computing": shape.computing},
@@ -50,7 +54,12 @@ def make(recipe: Recipe, config: Config, device: Device, gpus: int, files: int |
         "request": {"prompt": prompt, "answer": answer},
         "bounds": _bounds(shape, at, device, batch, prompt, answer) if found.fits else {},
         "knobs": _knobs(flags, at, batch, gpus) if found.fits else {},
-        "notes": [*notes(shape, at, config, str(recipe.engine.model)), *_unknown(recipe), *_files(shape, at, files)],
+        "notes": [
+            *notes(shape, at, config, str(recipe.engine.model)),
+            *_unknown(recipe),
+            *_files(shape, at, files),
+            *(_engine(at, engine) if gpus else ()),
+        ],
         "left_out": LEFT_OUT,
     }
 
@@ -149,6 +158,20 @@ def _unknown(recipe: Recipe) -> list[str]:
     if not (workload.trace or workload.prompts or workload.turns != 1):
         return []
     return ["how long this recipe's requests are shows when they are sent: reckoned with its classes, or the usual mix"]
+
+
+def _engine(at: Setting, version: str | None) -> list[str]:
+    """Which vLLM the allowances are those of, and what that one puts beside its share."""
+    if version is None:
+        said = [f"no vLLM that fenno knows was found: the allowances are those of {'.'.join(map(str, runner.ALL))} and later"]
+    else:
+        said = [f"the allowances are those of vLLM {version}'s model runner {at.runner.name}"]
+    if fit.beside(at):
+        said.append(
+            f"this vLLM puts its CUDA graphs (about {at.runner.graphs / GIB:.1f} GiB) beside the share that "
+            f"{memory.FLAG} gives it: leave them room"
+        )
+    return said
 
 
 def _files(shape: Shape, at: Setting, files: int | None) -> list[str]:

@@ -70,7 +70,7 @@ def planned(recipe: Recipe, facts: Facts) -> dict[str, Any] | None:
     flags = {memory.FLAG: fit.UTILIZATION, **recipe.engine.flags}
     recipe = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"flags": flags})})
     try:
-        return make.make(recipe, facts.model.config, device, count)
+        return make.make(recipe, facts.model.config, device, count, engine=facts.engine.version if facts.engine else None)
     except (UsageError, LookupError, TypeError, ValueError):
         return None  # a config or flag that only the engine understands
 
