@@ -35,6 +35,9 @@ from fenno.doctor.check import Finding, Status
 from fenno.doctor.facts import Deep, Drift, Extension, Facts, Folder, Package
 
 BY_ID = {check.id: check for check in checks.CHECKS}
+# Grok-2 on a vLLM that has a Grok of its own, with tokenizer.json alone.
+OWN = replace(ENGINE, version="0.24.0", architectures=frozenset({"Grok1ForCausalLM"}))
+GROK2 = replace(model({"architectures": ["Grok1ForCausalLM"]}), engine=OWN)
 
 # id, facts, what it comes to, words of its finding
 CASES: list[tuple[str, Facts, Status, str]] = [
@@ -257,7 +260,11 @@ CASES: list[tuple[str, Facts, Status, str]] = [
         "model-2.safetensors is missing (and 1 more)",
     ),
     ("model.files", model(weights=None), "fail", "no weights"),
-    ("model.tokenizer", model(tokenizer=False), "fail", "no tokenizer's files"),
+    ("model.tokenizer", model(tokenizers=()), "fail", "no tokenizer's files"),
+    ("model.tokenizer", GROK2, "fail", "this vLLM reads tokenizer.tok.json for Grok1ForCausalLM"),
+    ("model.tokenizer", replace(GROK2, recipe=asked({"tokenizer-mode": "hf"}).recipe), "pass", "there"),
+    ("model.tokenizer", replace(GROK2, engine=ENGINE), "pass", "there"),
+    ("model.tokenizer", replace(GROK2, model=replace(GROK2.model, tokenizers=("tokenizer.tok.json",))), "pass", "there"),
     (
         "model.remote-code",
         model({"auto_map": {"AutoModel": "x"}, "architectures": ["MineForCausalLM"]}),
@@ -414,6 +421,7 @@ def test_a_check_has_words_for_everything_and_sentences_end(check: checks.Check)
     [
         ("model.config", model(local=False), "hf download org/model,"),
         ("model.config", model(local=False, fault="there is no model folder ./x"), "a Hub id (owner/name)"),
+        ("model.tokenizer", GROK2, "`tokenizer-mode: hf`"),
         ("engine.installed", replace(GOOD, engine=None), "pip install 'vllm>="),
         ("engine.installed", replace(GOOD, engine=None, recipe=None), "vLLM's CPU engine"),
     ],

@@ -246,7 +246,7 @@ def test_a_model_in_a_folder_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
     (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"x": "a.safetensors", "y": "b.safetensors"}}')
     found = modelfacts.model(Recipe.model_validate({"name": "m", "engine": {"model": str(tmp_path)}}), tmp_path)
-    assert found is not None and found.local and not found.tokenizer
+    assert found is not None and found.local and not found.tokenizers
     assert found.config["num_hidden_layers"] == 3
     assert (found.pointers, found.absent) == (("a.safetensors",), ("b.safetensors",))
 

@@ -71,6 +71,21 @@ def test_a_plugin_that_vllm_skipped_is_not_the_cause_of_a_start_that_goes_on() -
     assert explain("\n".join(lines[:20]) + "\nvllm: error: unrecognized arguments: --x", 2).name == "bad-flag"
 
 
+@pytest.mark.parametrize("level", ["DEBUG", "INFO", "WARNING"])
+def test_what_the_engine_itself_calls_less_than_an_error_is_no_cause(level: str) -> None:
+    noise = f"{level} 11-30 17:38:35 [platforms/cuda.py:45] Failed to import: ModuleNotFoundError(\"No module named 'vllm._x'\")\n"
+    end = "Traceback (most recent call last):\n  File \"x.py\", line 1, in main\nFileNotFoundError: a.json not found"
+    for found in (explain(noise + end, 1), explain(noise, 1)):
+        assert found.name == "unknown"
+    assert explain(noise + end, 1).first_error == "FileNotFoundError: a.json not found"
+    assert explain(noise).name == "none"
+
+
+def test_a_grok_without_its_published_tokenizer_is_told_the_flag() -> None:
+    _, code, log = read(ROOT / "tests" / "engine_logs" / "gpu" / "tokenizer-grok2.log")
+    assert "--tokenizer-mode hf" in explain(log, code).remedy and again("tokenizer-grok2") == "no"
+
+
 def test_the_rows_have_unique_names_and_sound_patterns() -> None:
     names = [failure.name for failure in FAILURES]
     assert len(names) == len(set(names))

@@ -210,8 +210,8 @@ class Engine:
 class Model:
     """The model as its files describe it. `weights`: bytes, None when unknown; `local`: whether its files are on this host.
 
-    `pointers`: weight files that are Git LFS pointers; `absent`: shards that the index names and the folder lacks; `fault`: why a
-    name that can be no Hub id is no model either.
+    `pointers`: weight files that are Git LFS pointers; `absent`: shards that the index names and the folder lacks;
+    `tokenizers`: its tokenizer's files; `fault`: why a name that can be no Hub id is no model either.
     """
 
     name: str
@@ -220,7 +220,7 @@ class Model:
     weights: int | None = None
     pointers: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
-    tokenizer: bool = True
+    tokenizers: tuple[str, ...] = ("tokenizer.json",)
     dummy: bool = False
     fault: str = ""
 

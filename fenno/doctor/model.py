@@ -8,6 +8,7 @@ from fenno.doctor.check import Check, Finding, check, fail, ok, skip, warn
 from fenno.doctor.facts import Facts, Model
 from fenno.doctor.host import GIB, size
 from fenno.doctor.modelfacts import width
+from fenno.engine.tokenizer import PUBLISHED
 from fenno.kv import layout
 from fenno.recipe import Lengths
 
@@ -22,6 +23,8 @@ NEEDS = {
     **dict.fromkeys(("experts_int8", "fbgemm_fp8", "mxfp4"), (8, 0)),
 }
 NATIVE = {"fp8": (8, 9), "fbgemm_fp8": (8, 9)}
+# Whose tokenizer vLLM 0.24 reads in a way of its own (config/model.py); Grok-2 calls itself so.
+GROK = "Grok1ForCausalLM"
 
 
 def there(facts: Facts) -> Model:
@@ -131,7 +134,14 @@ def tokenizer(facts: Facts) -> Finding:
         return ok("the recipe names one")
     if not there(facts).local:
         return skip("the model is not on this host")
-    return ok("there") if there(facts).tokenizer else fail("no tokenizer's files in the model's folder")
+    files, engine = there(facts).tokenizers, facts.engine
+    if not files:
+        return fail("no tokenizer's files in the model's folder")
+    # A vLLM with a Grok of its own (the last was 0.24) reads this one file for it, whatever else there is.
+    own = engine is not None and GROK in engine.architectures and GROK in (config(facts, "architectures") or ())
+    if own and PUBLISHED not in files and facts.flag("tokenizer-mode") in (None, "auto"):
+        return fail(f"this vLLM reads {PUBLISHED} for {GROK}, and the folder has none", "put `tokenizer-mode: hf` in engine.flags")
+    return ok("there")
 
 
 @check(

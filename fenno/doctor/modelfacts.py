@@ -65,7 +65,7 @@ def read(name: str, folder: Path) -> Model:
         weights=sum(path.stat().st_size for path in there) or None,
         pointers=tuple(path.name for path in there if path.stat().st_size < 1024 and path.read_bytes().startswith(POINTER)),
         absent=tuple(sorted(wanted - {path.name for path in there})),
-        tokenizer=any((folder / file).is_file() for file in TOKENIZERS),
+        tokenizers=tuple(file for file in TOKENIZERS if (folder / file).is_file()),
     )
 
 

@@ -3,9 +3,10 @@
 Pure functions of the log's text and the exit code, for any vLLM log (0.24 to 0.33), also of a server that fenno did not start.
 `python -m fenno.engine.failures` prints the table as `docs/failures.md`.
 
-How the cause is found. INFO and DEBUG lines never name a failure, WARNING lines only where nothing else does. A server that was
-ready is judged by what came after, and only once something says that it ended. Among the matching lines the surer words win, and of
-equally sure ones the first: a worker logs before its engine core, the core before the API server, a cause before its consequence.
+How the cause is found. What the engine itself calls INFO, DEBUG or WARNING never names a failure: it went on after that. A server
+that was ready is judged by what came after, and only once something says that it ended. Among the matching lines the surer words
+win, and of equally sure ones the first: a worker logs before its engine core, the core before the API server, a cause before its
+consequence.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -290,6 +291,16 @@ FAILURES: tuple[Failure, ...] = (
         ),
         "The model's folder has no tokenizer files, or they need a package that is missing.",
         "Copy tokenizer.json and tokenizer_config.json into the model's folder, or pass --tokenizer PATH.",
+        again="no",
+    ),
+    Failure(
+        "tokenizer-grok2",
+        "Grok-2 without its published tokenizer file",
+        (r"tokenizer\.tok\.json not found at",),
+        "vLLM 0.24 reads the tokenizer of Grok1ForCausalLM in a way of its own (tokenizer mode grok2), from tokenizer.tok.json, and"
+        " the model's folder has no such file; tokenizer.json is not looked at.",
+        "Pass --tokenizer-mode hf (in a recipe `tokenizer-mode: hf` under engine.flags), or copy tokenizer.tok.json from the"
+        " published model into the folder.",
         again="no",
     ),
     Failure(
@@ -1055,9 +1066,6 @@ def _causes(parsed: list[tuple[str, str]], exit_code: int | None) -> tuple[list[
         return [found for found in _search(started, changes) if not found.failure.fatal], "", 0, False
     first, number = _first_error(errors)
     found = [each for each in _search(errors, changes) if not (first and each.failure.name == "silent-death")]
-    if not found and (ended or first):
-        warned = _search(_select(parsed, ("WARNING",), range(began, last + 1), changes), changes)
-        found = [replace(each, confidence="possible") for each in warned]
     if asked and not ready:
         found += [_Found(failure, "possible", asked, {}) for failure in FAILURES if failure.name == "interrupted"]
     if exit_code is not None and not (ready and exit_code in _ENDS_WELL):
@@ -1150,9 +1158,9 @@ def markdown(fixtures: Mapping[str, int]) -> str:
 
 _INTRODUCTION = """<!-- made by `python -m fenno.engine.failures > docs/failures.md`; do not edit -->
 
-`fenno explain LOG` names the failure in any vLLM log (0.24 to 0.33), shows the line, and says what to do. INFO lines never name a
-failure; WARNING lines only where nothing else does. A server that was ready is judged by what came after. The surer words win, and
-of equally sure ones the first. `unknown` shows the first real error; `none` is a log without a failure. In a log of several starts
+`fenno explain LOG` names the failure in any vLLM log (0.24 to 0.33), shows the line, and says what to do. What the engine itself
+calls INFO, DEBUG or WARNING names no failure. A server that was ready is judged by what came after. The surer words win, and of
+equally sure ones the first. `unknown` shows the first real error; `none` is a log without a failure. In a log of several starts
 the last one counts. `fenno serve` starts an engine again that has run before, except where its cause says otherwise."""
 _AGAIN = {"no": " `fenno serve` does not start it again.", "perhaps": "", "yes": " `fenno serve` waits and starts it again."}
 _KINDS = {
