@@ -21,6 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Fiel
 
 from fenno import units
 from fenno.errors import FennoError, RecipeError, UsageError
+from fenno.secret import in_flag, is_secret
 
 
 def _read(parse: Any) -> Any:
@@ -57,10 +58,6 @@ Limit = Annotated[float, Field(gt=0), _read(units.duration)]
 _UNIT = _with_unit(lambda number: isinstance(number, int) and number > 0, "ms", "s", takes=str | float)
 LatencyLimit = Annotated[float, Field(gt=0), _read(units.duration), _UNIT]
 Scalar = bool | int | float | str | None
-
-# What an environment variable is called whose value stands in no file; and an address with a password in it.
-SECRET = "[A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|KEY)"
-_PASSWORD = re.compile(r"\w+://[^/\s:@]+:[^/\s@]+@")
 
 PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 
@@ -116,8 +113,7 @@ class Engine(Model):
     def _key_that_nobody_sees(self) -> Engine:
         if "api-key" in self.flags:
             raise ValueError("`flags.api-key` would be seen by everybody in `ps`: use `api_key_env` or `api_key_file`")
-        words = [name for name, value in self.flags.items() if isinstance(value, str)]
-        if seen := next((name for name in words if is_secret(name.upper().replace("-", "_"))), None):
+        if seen := next((name for name, value in self.flags.items() if in_flag(name, value)), None):
             raise ValueError(f"`flags.{seen}` would be seen by everybody in `ps`: give it as a variable in `env`")
         if self.api_key_env and self.api_key_file:
             raise ValueError("give `api_key_env` or `api_key_file`, not both")
@@ -371,11 +367,6 @@ class Recipe(Model):
                 name = str(first["loc"][-1])
                 raise UsageError(f"there is no target `{name}`{_near(name, [*Targets.model_fields])}", TARGETS) from error
             raise UsageError("the target " + _explain(first).replace("`targets.", "`")) from error
-
-
-def is_secret(variable: str, value: str = "") -> bool:
-    """Whether what an environment variable holds must not be written down: by its name, or for a password in an address."""
-    return re.fullmatch(SECRET, variable) is not None or _PASSWORD.search(value) is not None
 
 
 def schema() -> dict[str, Any]:

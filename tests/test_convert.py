@@ -45,6 +45,20 @@ def test_secrets_of_a_command_line_are_inherited_by_the_recipe() -> None:
     assert recipe.parse(text, "made").engine.env == {"HF_TOKEN": None, "A": "b"}
 
 
+@pytest.mark.parametrize("flag", [
+    "--ssl-keyfile-password hidden", "--ssl-keyfile-password=1234", "--ssl_keyfile_password hidden", "--api_key hidden 1234",
+    "--otlp-traces-endpoint http://u:hidden@h", "--middleware a redis://:hidden@h", '--kv-transfer-config {"u":"amqp://u:hidden@h"}',
+])  # fmt: skip
+def test_a_flag_that_is_a_secret_or_holds_one_is_left_out_and_named(flag: str) -> None:
+    plain = "--allow-credentials --ssl-keyfile k.pem --dbo-prefill-token-threshold 9"
+    words = ["vllm", "serve", "m", *flag.split(" "), *plain.split(" ")]
+    text = convert.to_yaml(convert.from_command(words), words)
+    name = flag.lstrip("-").replace("=", " ").split(" ")[0].replace("_", "-")
+    assert "hidden" not in text and "1234" not in text and f"# Left out: --{name}." in text
+    kept = {"allow-credentials": True, "ssl-keyfile": "k.pem", "dbo-prefill-token-threshold": 9}
+    assert recipe.parse(text, "made").engine.flags == kept
+
+
 def test_short_flags_end_the_one_before_and_what_is_left_out_is_said() -> None:
     words = "vllm serve m -q awq -O3 --seed -1 --port 8000 --api-key=secret".split()
     data = convert.from_command(words)

@@ -34,6 +34,9 @@ SECRETS = {
     "VLLM_API_KEY": "correct horse battery",
     "NVIDIA_API_KEY": "nvapi-0123456789",
     "HF_ENDPOINT": "https://somebody:opensesame@hub.example.org",
+    "VLLM_QUEUE": "redis://:sesame-too@queue",
+    "hf_token": "not its value",
+    "VLLM_BASIC_AUTH": "an authority",
     "VLLM_HOST_IP": "10.20.30.40",
     "CUDA_VISIBLE_DEVICES": "GPU-01234567-89ab-cdef-0123-456789abcdef",
     "AWS_SECRET_ACCESS_KEY": "not even the name",
@@ -44,16 +47,17 @@ def test_a_report_holds_what_matters_and_nothing_secret() -> None:
     text = bundle(
         replace(GOOD, variables={**GOOD.variables, **SECRETS, "HOME": "/home/jane-doe", "VLLM_CACHE_ROOT": "/home/jane-doe/c"})
     )
-    hidden = ["hf_abc", "correct horse", "nvapi", "opensesame", "10.20.30.40", "01234567-89ab", "not even", "AWS_", "jane-doe"]
+    hidden = ["hf_abc", "correct horse", "nvapi", "opensesame", "sesame-too", "its value", "an authority", "not even", "AWS_"]
+    hidden += ["10.20.30.40", "01234567-89ab", "jane-doe"]
     assert [word for word in hidden if word in text] == []
-    assert '"VLLM_API_KEY": "<set>"' in text and '"VLLM_CACHE_ROOT": "~/c"' in text
+    assert '"VLLM_API_KEY": "<set>"' in text and '"VLLM_BASIC_AUTH": "<set>"' in text and '"VLLM_CACHE_ROOT": "~/c"' in text
     found = json.loads(text)["facts"]
     assert found["gpus"]["cards"][1]["name"] == "NVIDIA H200" and found["topology"]["cells"] == {"0-1": "NV18"}
     assert "torch==2.13.0+cu130" in found["stack"]["packages"] and found["recipe"]["name"] == "synthetic"
 
 
 @given(
-    st.sampled_from(["HF_TOKEN", "VLLM_API_KEY", "HF_HUB_SECRET"]),
+    st.sampled_from(["HF_TOKEN", "VLLM_API_KEY", "HF_HUB_SECRET", "HF_CREDENTIALS", "VLLM_API_KEY_2"]),
     st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=12),
 )
 def test_the_value_of_a_secret_is_nowhere(name: str, value: str) -> None:

@@ -14,6 +14,7 @@ from fenno import recipe
 from fenno.engine import catalogue
 from fenno.errors import RecipeError, UsageError
 from fenno.recipe import Recipe
+from fenno.secret import is_secret
 
 SMALLEST = "name: a\nengine: {model: m}\n"
 
@@ -102,17 +103,40 @@ def test_a_recipe_cannot_be_changed_and_its_digest_follows_every_key() -> None:
 
 
 def test_what_is_written_of_a_recipe_holds_no_secret_and_is_the_same_recipe() -> None:
-    env = {"HF_TOKEN": "hidden-1", "AWS_SECRET_ACCESS_KEY": "hidden-2", "https_proxy": "http://me:hidden-3@proxy:3128", "A": "b"}
+    secrets = {
+        **{"HF_TOKEN": "hidden-1", "AWS_SECRET_ACCESS_KEY": "hidden-2", "https_proxy": "http://me:hidden-3@proxy:3128"},
+        **{"hf_token": "hidden-4", "MY_CREDENTIALS": "hidden-5", "BASIC_AUTH": "hidden-6", "QUEUE": "redis://:hidden-7@h"},
+    }
+    env = {**secrets, "A": "b"}
     given = recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m", "env": env}}, sort_keys=False), "a test")
     text = given.to_yaml()
     read = recipe.parse(text, "a test")
     assert "hidden" not in text and read.engine.variables == {"A": "b"}
-    assert read.engine.unwritten == given.engine.unwritten == ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "https_proxy")
+    assert read.engine.unwritten == given.engine.unwritten == tuple(secrets)
     assert read.digest() == given.digest() and read.to_yaml() == text
     other = given.model_copy(update={"engine": given.engine.model_copy(update={"env": {**env, "A": "c"}})})
     assert other.digest() != given.digest()
-    plain = ("TOKENIZERS_PARALLELISM", "VLLM_MAX_TOKENS", "KEYS", "HTTP_PROXY")
-    assert not any(recipe.is_secret(name, "http://proxy:3128") for name in plain)
+    plain = ("TOKENIZERS_PARALLELISM", "VLLM_MAX_TOKENS", "KEYS", "HTTP_PROXY", "VLLM_MULTI_STREAM_GEMM_TOKEN_THRESHOLD")
+    assert not any(is_secret(name, "http://proxy:3128") for name in plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("hf-token", "hidden"),
+        ("ssl-keyfile-password", 1234),
+        ("otlp-traces-endpoint", "http://u:hidden@h"),
+        ("kv-transfer-config", '{"url":"redis://:hidden@h"}'),
+        ("middleware", ["a", "http://u:hidden@h"]),
+    ],
+)
+def test_a_flag_that_is_a_secret_or_holds_one_is_refused(name: str, value: object) -> None:
+    with pytest.raises(RecipeError, match=f"`flags.{name}` would be seen by everybody") as caught:
+        recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m", "flags": {name: value}}}), "here")
+    assert "hidden" not in str(caught.value)
+    harmless = {"ssl-keyfile": "k.pem", "allow-credentials": True, "hf-token": True, "long-prefill-token-threshold": "2k"}
+    told = harmless | {"otlp-traces-endpoint": "http://h:4317", "kv-transfer-config": '{"a":"tcp://h:1","b":"c@d"}'}
+    assert recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m", "flags": told}}), "here").engine.flags == told
 
 
 def test_targets_of_the_command_line_are_checked_like_those_of_a_file() -> None:

@@ -323,14 +323,15 @@ def test_the_same_study_gives_the_same_page() -> None:
 
 
 def test_secrets_of_the_serve_command_are_left_to_the_shell() -> None:
-    variables = "HF_TOKEN=hf_abc OPENAI_API_KEY='a b'\"'\"'c'"
-    command = f"{variables} vllm serve m --api-key 's e' --hf-token=hf_x --max-num-batched-tokens 512"
+    variables = "HF_TOKEN=hf_abc my_credentials=hf_y OPENAI_API_KEY='a b'\"'\"'c'"
+    flags = "--api-key 's e' --hf-token=hf_x --ssl_keyfile_password hf_z --allow-credentials --max-num-batched-tokens 512"
+    command = f"{variables} vllm serve m {flags}"
     shown = Reader(render(*met(), serve=command)).text
-    for secret in ("hf_abc", "a b", "s e", "hf_x"):
+    for secret in ("hf_abc", "a b", "s e", "hf_x", "hf_y", "hf_z"):
         assert secret not in shown
     assert 'HF_TOKEN="$HF_TOKEN"' in shown
     assert '--api-key "$KEY"' in shown
-    assert "--max-num-batched-tokens 512" in shown
+    assert "--allow-credentials --max-num-batched-tokens 512" in shown
 
 
 def test_a_study_of_many_trials_stays_readable() -> None:

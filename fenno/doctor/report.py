@@ -12,6 +12,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from fenno import secret
 from fenno.doctor.document import Document
 from fenno.doctor.facts import Facts
 
@@ -19,12 +20,11 @@ from fenno.doctor.facts import Facts
 SHOWN = re.compile(
     r"(?:VLLM|NCCL|CUDA|NVIDIA|HF|TORCH\w*|PYTORCH|TRITON|OMP|MKL|PYTHON\w*|LD|FLASH|FLASHINFER|MAX_JOBS|NVCC|XDG_CACHE|FENNO)(?:_|$)"
 )
-SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|(?:^|_)KEY(?:$|_)|AUTH", re.IGNORECASE)
 # What a secret looks like wherever it stands.
 PATTERNS = (
     (re.compile(r"\b(?:hf|sk|ghp|gho|glpat|xox[bp])[-_][A-Za-z0-9_-]{8,}"), "<secret>"),
     (re.compile(r"(?i)\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}"), r"\1 <secret>"),
-    (re.compile(r"(\w+://)[^/\s:@]+:[^/\s@]+@"), r"\1<secret>@"),
+    (secret.PASSWORD, r"\1<secret>@"),
     (re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b"), "<mail>"),
     (re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"), "<uuid>"),
     (re.compile(r"\b(?!127\.0\.0\.1\b)(?:\d{1,3}\.){3}\d{1,3}(?![\d.])"), "<address>"),
@@ -60,7 +60,7 @@ def plain(value: Any) -> Any:
 
 def variables(given: Mapping[str, str]) -> dict[str, str]:
     """The variables that matter; of a secret only that it is set."""
-    return {name: "<set>" if SECRET.search(name) else given[name] for name in sorted(given) if SHOWN.match(name)}
+    return {name: "<set>" if secret.is_secret(name) else given[name] for name in sorted(given) if SHOWN.match(name)}
 
 
 def names(given: Mapping[str, str]) -> dict[str, str]:
@@ -70,7 +70,7 @@ def names(given: Mapping[str, str]) -> dict[str, str]:
         user = getpass.getuser()
     except (KeyError, OSError):
         user = ""
-    secrets = {value: "<secret>" for name, value in {**os.environ, **given}.items() if SECRET.search(name) and len(value) >= 6}
+    secrets = {value: "<secret>" for name, value in {**os.environ, **given}.items() if secret.is_secret(name) and len(value) >= 6}
     # Short and common names would tear other words apart.
     persons = {home: "~", socket.gethostname(): "<host>", user: "<user>"}
     return {**secrets, **{text: word for text, word in persons.items() if len(text) >= 4 and text not in ("root", "localhost")}}
@@ -86,7 +86,7 @@ def redact(value: Any, persons: Mapping[str, str]) -> Any:
         return value
     if isinstance(value, dict):
         return {
-            redact(key, persons): "<set>" if SECRET.search(key) and isinstance(item, str) and item else redact(item, persons)
+            redact(key, persons): "<set>" if secret.is_secret(key) and isinstance(item, str) and item else redact(item, persons)
             for key, item in value.items()
         }
     return [redact(item, persons) for item in value] if isinstance(value, list) else value

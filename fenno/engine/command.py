@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fenno.errors import RecipeError
-from fenno.recipe import SECRET, Engine, Recipe, Scalar, is_secret
+from fenno.recipe import Engine, Recipe, Scalar
+from fenno.secret import NAME, WORDS, is_secret
 
 _LAUNCH = str(Path(__file__).parent / "inside" / "launch.py")
 DUMMY = "dummy:"
@@ -140,6 +141,6 @@ def _quiet(model: str) -> dict[str, str | None]:
 def without_secrets(command: str) -> str:
     """A command with its secrets left to the shell that runs it: HF_TOKEN=abc becomes HF_TOKEN="$HF_TOKEN"."""
     value = r"""(?:'[^']*'(?:"'"'[^']*')*|\S+)"""
-    command = re.sub(rf"\b({SECRET})={value}", r'\1="$\1"', command)
-    flag = rf"(--(?:[a-z-]+-)?(token|secret|password|key))([ =]){value}"
+    command = re.sub(rf"(?<![\w-])({NAME})={value}", r'\1="$\1"', command)
+    flag = rf"(--(?:[\w-]+[-_])?((?i:{WORDS})))([ =])(?!--){value}"
     return re.sub(flag, lambda found: f'{found[1]}{found[3]}"${found[2].upper()}"', command)

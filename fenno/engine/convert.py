@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from fenno.errors import UsageError
-from fenno.recipe import is_secret
+from fenno.secret import in_flag, is_secret
 
 _SHORT = {
     "-tp": "tensor-parallel-size",
@@ -20,27 +20,22 @@ _SHORT = {
     "-O": "optimization-level",
     "-cc": "compilation-config",
 }
-# Where the server listens is fenno's to say, and a name for the key must not end up in a file.
-_DROPPED = {"host", "port", "api-key", "hf-token"}
+# Where the server listens is fenno's to say, and the key of requests has its own place in a recipe.
+_DROPPED = {"host", "port", "api-key"}
 
 
 def from_command(words: Sequence[str]) -> dict[str, Any]:
     """The recipe as plain data. Raises `UsageError` when the words are not a command that starts vLLM."""
-    rest = list(words[1:] if words[:1] == ["--"] else words)
-    env: dict[str, str | None] = {}
-    while rest and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", rest[0]):
-        name, _, value = rest.pop(0).partition("=")
-        env[name] = None if is_secret(name, value) else value
-    engine: dict[str, Any] = {}
+    env, rest = _variables(words)
     python, rest = _program(rest)
-    if python:
-        engine["python"] = python
     flags, positional = _flags(rest)
     model = flags.pop("model", None) or (positional[0] if positional else None)
     if not isinstance(model, str):
         raise UsageError("the command names no model", "write: fenno init -- vllm serve MODEL --max-model-len 4096")
     trusted = flags.pop("trust-remote-code", False)
-    engine = {"model": model, **engine, "flags": {k: v for k, v in flags.items() if k not in _DROPPED}, "env": env}
+    for name in _left_out(flags):
+        del flags[name]
+    engine: dict[str, Any] = {"model": model, "python": python, "flags": flags, "env": env}
     if trusted:
         engine["trust_remote_code"] = True
     return {
@@ -57,11 +52,27 @@ def to_yaml(data: dict[str, Any], words: Sequence[str] = ()) -> str:
     )
     if "python" not in data["engine"]:
         head += "# vLLM is looked for beside fenno; one that is elsewhere: `engine.python: /path/to/its/python`.\n"
-    if left := [f"--{name}" for name in sorted(_DROPPED) if any(word.partition("=")[0] == f"--{name}" for word in words)]:
-        head += f"# Left out: {', '.join(left)}. See `fenno serve --help`, `engine.api_key_env`, and for a token `engine.env`.\n"
+    if left := _left_out(_flags(_program(_variables(words)[1])[1])[0]) if words else []:
+        named = ", ".join(f"--{name}" for name in left)
+        head += f"# Left out: {named}. See `fenno serve --help`, `engine.api_key_env`, and for a token `engine.env`.\n"
     if inherited := [name for name, value in data["engine"].get("env", {}).items() if value is None]:
         head += f"# Not written down: {', '.join(inherited)}. It has to be in the environment of whoever runs fenno.\n"
     return head + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+
+
+def _variables(words: Sequence[str]) -> tuple[dict[str, str | None], list[str]]:
+    """The variables in front, secrets without their values, and the words after them."""
+    rest = list(words[1:] if words[:1] == ["--"] else words)
+    env: dict[str, str | None] = {}
+    while rest and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*=.*", rest[0]):
+        name, _, value = rest.pop(0).partition("=")
+        env[name] = None if is_secret(name, value) else value
+    return env, rest
+
+
+def _left_out(flags: dict[str, Any]) -> list[str]:
+    """Which of the flags are not for a recipe."""
+    return sorted(name for name, value in flags.items() if name in _DROPPED or in_flag(name, value))
 
 
 def _program(words: list[str]) -> tuple[str | None, list[str]]:

@@ -15,7 +15,8 @@ from packaging.version import Version
 from fenno.engine import command, plugin, server
 from fenno.engine.catalogue import Catalogue
 from fenno.errors import RecipeError, UsageError
-from fenno.recipe import Engine, Recipe, is_secret
+from fenno.recipe import Engine, Recipe
+from fenno.secret import is_secret
 from fenno.serve import keep
 
 SLACK = 15  # seconds that an engine has to end after its last request, before it is killed
