@@ -5,6 +5,7 @@ torch is there where a vLLM is: hence the marker. It is imported by no test with
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import weakref
@@ -126,23 +127,47 @@ def test_a_token_that_is_taken_back_is_stored_again_in_any_mode_of_torch(models:
     assert said[1:] == said[:1] * 3
 
 
-def test_all_layers_lie_in_one_tensor_in_the_articles_order_and_a_step_concatenates_nothing(models: dict[str, Any]) -> None:
-    import torch
+@contextlib.contextmanager
+def noted() -> Iterator[list[str]]:
+    """The names of what torch is called for in this block."""
     from torch.utils._python_dispatch import TorchDispatchMode
+
+    calls: list[str] = []
 
     class Noted(TorchDispatchMode):  # type: ignore[misc]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             calls.append(func.overloadpacket.__name__)
             return func(*args, **(kwargs or {}))
 
-    calls: list[str] = []
+    with Noted():
+        yield calls
+
+
+@pytest.mark.parametrize(("name", "cuts"), [("Llama", 2), ("Gemma2", 3)])
+def test_the_first_layer_of_a_step_makes_the_views_of_all_and_each_copies_two(models: dict[str, Any], name: str, cuts: int) -> None:
+    import torch
+
+    cache = contiguous(models[name])
+    with torch.no_grad():
+        for tokens in (40, 1):
+            new = keys_and_values(2, tokens)
+            with noted() as calls:
+                for layer in range(3):
+                    cache.update(*new, layer)
+    # The places, and what is shown: with sliding windows that is cut a second time.
+    assert calls == ["slice", "unbind"] * cuts + ["copy_"] * 6
+
+
+def test_all_layers_lie_in_one_tensor_in_the_articles_order_and_a_step_concatenates_nothing(models: dict[str, Any]) -> None:
+    import torch
+
     cache = contiguous(models["Llama"])
     new = keys_and_values(2, 5)
     cache.update(*new, 0)
     block = cache.tensor
     assert block.shape == (2, 3, 2, 2, LIMIT, 16)  # keys and values, layers, KV heads, batch, sequence, head size
     assert torch.equal(block[1, 0, 1, :, :5], new[1][:, 1])
-    with Noted():
+    with noted() as calls:
         keys, values = cache.update(*keys_and_values(2, 1), 0)
     assert "cat" not in calls and "copy_" in calls
     assert keys.shape == values.shape == (2, 2, 6, 16)

@@ -1,6 +1,6 @@
 """One decode step and peak memory with transformers' dynamic and static caches and with fenno's contiguous one, side by side.
 
-usage: python benchmarks/kv/cache.py [--device cuda] [--dtype bfloat16] [--no-cudnn] [--out FILE]
+usage: python benchmarks/kv/cache.py [--device cuda] [--dtype bfloat16] [--no-cudnn] [--tokens N ...] [--out FILE]
 
 A Llama-shaped model with random weights: a small one on a CPU, eight layers of an 8B model on a GPU (SHAPES). Each cache is filled
 with random keys and values up to a length, then STEPS tokens follow, the caches in turn at each of them, so that whatever else the
@@ -169,6 +169,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--no-cudnn", action="store_true")
+    parser.add_argument("--tokens", type=int, nargs="+")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", nargs=3)
     args = parser.parse_args()
@@ -179,7 +180,7 @@ def main() -> None:
         return
     rows = []
     for batch in BATCHES:
-        for tokens in TOKENS[args.device]:
+        for tokens in args.tokens or TOKENS[args.device]:
             row = {"batch": batch, "tokens": tokens, "step_ms": times(made, batch, tokens)}
             if args.device == "cuda":
                 row["gpu_ms"] = times(made, batch, tokens, alone)

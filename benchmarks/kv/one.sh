@@ -17,7 +17,10 @@ run plan "$(left)" "${fenno[@]}" patch-kv plan whole.yaml & jobs=$!
 if [ -n "$site26" ]; then
   PYTHONPATH="$site26:$PYTHONPATH" run plan-0.26 "$(left)" "${fenno[@]}" patch-kv plan whole.yaml & jobs+=" $!"
 fi
-run cache "$(left 90)" "$python" "$here/cache.py" --device cuda --dtype bfloat16 --out "$results/cache.json"
+# With torch's own choice of attention kernels a step of two of the caches takes ten times as long: two lengths tell that.
+steps=("$python" "$here/cache.py" --device cuda --dtype bfloat16)
+run cache "$(left 130)" "${steps[@]}" --no-cudnn --out "$results/cache.json"
+run cache-cudnn "$(left 90)" "${steps[@]}" --tokens 1024 8192 --out "$results/cache-cudnn.json"
 wait $jobs
 
 # Then all that has no time to measure, at once.
@@ -32,6 +35,6 @@ for model in Llama Qwen2 Mixtral Gemma2; do
   run "same-$model" "$(left)" "$python" "$here/same.py" $model --device cuda --out "$results/same-$model.json" & jobs+=" $!"
 done
 wait $jobs
-cat "$results"/{cache,starts,verify-sound,verify-spoilt}.out
+cat "$results"/{cache,cache-cudnn,starts,verify-sound,verify-spoilt}.out
 grep -h "apart by" "$results"/same-*.out
 echo "done after $SECONDS s"

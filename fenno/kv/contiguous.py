@@ -24,35 +24,45 @@ class Block:
     dtype, device. `step` is the tokens it grows by, `limit` the most it may hold.
     """
 
-    def __init__(self, layers: int, limit: int, step: int) -> None:
-        self.layers = layers
+    def __init__(self, windows: list[int | None], limit: int, step: int) -> None:
+        self.windows = windows  # of each layer, None for full attention
         self.limit = limit
         self.step = step
-        self.tensor: torch.Tensor | None = None
-        self._cuts: dict[int, list[tuple[torch.Tensor, ...]]] = {}  # of `_cut`: keys and values by layer, by the first token
-        self._cut: tuple[torch.Tensor | None, int] = (None, 0)  # the tensor, and where they end
+        self.put(None)
 
-    def put(self, tensor: torch.Tensor) -> None:
+    def put(self, tensor: torch.Tensor | None) -> None:
         """Another tensor instead of this one, which no view keeps any longer."""
-        self.tensor, self._cut, self._cuts = tensor, (None, 0), {}
+        self.tensor = tensor
+        # All layers' keys, then all layers' values, on one axis: (2 x layers, batch, KV heads, tokens, head size).
+        self._flat = None if tensor is None else tensor.view(-1, *tensor.shape[2:]).transpose(1, 2)
+        self._coming: tuple[Any, ...] | None = None  # what the views are for
+        self._views: list[tuple[torch.Tensor, ...]] = []  # of each layer
 
-    def cut(self, layer: int, start: int, end: int) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """Views of one layer's keys [0] and values [1] from token `start` to `end`: (batch, KV heads, tokens, head size) each.
+    def views(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The places of a layer's keys and values that come behind `start` tokens, and the keys and values for attention to read.
 
-        All layers are cut at once, for the first that asks: cut one by one they would cost a step on a GPU more than its copies.
+        All have the axes (batch, KV heads, tokens, head size). Room and shape are looked at, and the views of all layers made, for
+        the first layer of a step: done for each, this would cost a step on a GPU more than its copies. Raises what `room` does.
         """
-        tensor = self.tensor
-        assert tensor is not None
-        # Where gradients are kept, a view must be newer than what was written before it; a compiler makes no kernel of a view.
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return tensor.select(1, layer).narrow(SEQUENCE - 1, start, end - start).transpose(1, 2)
-        known = self._cut[0] is tensor and self._cut[1] == end
-        if not known:
-            self._cut, self._cuts = (tensor, end), {}
-        if start not in self._cuts:
-            part = tensor.narrow(SEQUENCE, start, end - start).transpose(2, 3)
-            self._cuts[start] = list(zip(part[0].unbind(), part[1].unbind(), strict=True))
-        return self._cuts[start][layer]
+        coming = (start, keys.shape, keys.dtype)
+        if coming != self._coming:
+            end = start + keys.shape[-2]
+            self.room(keys, values, end)
+            self._views, self._coming = self._all(start, end), coming
+        return self._views[layer]
+
+    def _all(self, start: int, end: int) -> list[tuple[torch.Tensor, ...]]:
+        flat = self._flat
+        assert flat is not None
+        oldest = [first_shown(window, start) for window in self.windows]
+        cuts = {first: flat.narrow(SEQUENCE - 1, first, end - first).unbind() for first in {start, *oldest}}
+        places, layers = cuts[start], len(oldest)
+        return [(places[i], places[layers + i], cuts[first][i], cuts[first][layers + i]) for i, first in enumerate(oldest)]
+
+    def cut(self, layer: int, start: int, end: int) -> torch.Tensor:
+        """One layer's keys [0] and values [1] from token `start` to `end`: (2, batch, KV heads, tokens, head size)."""
+        assert self.tensor is not None
+        return self.tensor.select(1, layer).narrow(SEQUENCE - 1, start, end - start).transpose(1, 2)
 
     def allocate(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Room for the first `step` tokens of keys and values (batch, KV heads, tokens, head size)."""
@@ -62,7 +72,7 @@ class Block:
                 "use the cache that transformers makes by itself for this model",
             )
         batch, heads, _, size = keys.shape
-        self.tensor = keys.new_zeros(2, self.layers, heads, batch, self.step, size)
+        self.put(keys.new_zeros(2, len(self.windows), heads, batch, self.step, size))
 
     def room(self, keys: torch.Tensor, values: torch.Tensor, end: int) -> None:
         """Have room for tokens up to `end`. Raises `CacheError` where that is too many, or their shape is another's."""
@@ -93,6 +103,11 @@ class Block:
         return new
 
 
+def first_shown(window: int | None, length: int) -> int:
+    """The oldest token that the one after `length` others attends to."""
+    return 0 if window is None else max(length - window + 1, 0)
+
+
 class ContiguousLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's part of the block. Attention gets views that end with the newest token.
 
@@ -118,6 +133,18 @@ class ContiguousLayer(CacheLayerMixin):  # type: ignore[misc]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store (batch, KV heads, new tokens, head size); returns what attention reads, of the same axes."""
+        # Where gradients are kept, a view must be newer than what was written before it; a compiler makes no kernel of a view.
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return self._update_alone(key_states, value_states)
+        key_place, value_place, keys, values = self.block.views(self.index, self.length, key_states, value_states)
+        key_place.copy_(key_states)
+        value_place.copy_(value_states)
+        self.length += key_states.shape[-2]
+        self.is_initialized = True
+        return keys, values
+
+    def _update_alone(self, key_states: torch.Tensor, value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same with views of this layer alone, made when they are used."""
         start = self.length
         end = start + key_states.shape[-2]
         self.block.room(key_states, value_states, end)
@@ -126,17 +153,13 @@ class ContiguousLayer(CacheLayerMixin):  # type: ignore[misc]
         place[1].copy_(value_states)
         self.length = end
         self.is_initialized = True
-        shown = self.block.cut(self.index, self._first(start), end)
+        shown = self.block.cut(self.index, first_shown(self.window, start), end)
         return shown[0], shown[1]
-
-    def _first(self, length: int) -> int:
-        """The oldest token that the one after `length` others attends to."""
-        return 0 if self.window is None else max(length - self.window + 1, 0)
 
     def get_mask_sizes(self, query_length: int | torch.Tensor) -> tuple[int, int]:
         """How many tokens attention will get, and the position of the first. Before 5.0 positions come instead of their number."""
         new = query_length.shape[0] if isinstance(query_length, torch.Tensor) else query_length
-        first = self._first(self.length)
+        first = first_shown(self.window, self.length)
         return self.length + new - first, first
 
     def get_seq_length(self, cache_position: Any = None) -> int:
@@ -175,7 +198,7 @@ class ContiguousCache(Cache):  # type: ignore[misc]
         if max_cache_len < 1 or (step is not None and step < 1):
             raise CacheError(f"a cache of {max_cache_len} tokens in steps of {step} holds nothing", "give whole numbers above 0")
         windows = _windows(config.get_text_config(decoder=True))
-        self.block = Block(len(windows), max_cache_len, min(step or max_cache_len, max_cache_len))
+        self.block = Block(windows, max_cache_len, min(step or max_cache_len, max_cache_len))
         super().__init__(layers=[ContiguousLayer(self.block, index, window) for index, window in enumerate(windows)])
 
     @classmethod
