@@ -10,8 +10,7 @@ import difflib
 import hashlib
 import json
 import math
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -19,7 +18,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
-from fenno import units
+from fenno import meant, units
 from fenno.errors import FennoError, RecipeError, UsageError
 from fenno.secret import in_flag, is_secret
 
@@ -365,7 +364,7 @@ class Recipe(Model):
             first = error.errors()[0]
             if first["type"] == "extra_forbidden":
                 name = str(first["loc"][-1])
-                raise UsageError(f"there is no target `{name}`{_near(name, [*Targets.model_fields])}", TARGETS) from error
+                raise UsageError(f"there is no target `{name}`{meant.key(name, Targets.model_fields)}", TARGETS) from error
             raise UsageError("the target " + _explain(first).replace("`targets.", "`")) from error
 
 
@@ -393,32 +392,12 @@ def find(what: str) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        raise RecipeError(f"{what} is a folder, not a recipe", _inside(path))
+        raise RecipeError(f"{what} is a folder, not a recipe", meant.by_folder(path))
     near = difflib.get_close_matches(what, embedded(), n=1)
     raise RecipeError(
         f"there is no recipe {what!r}, neither a file nor a name" + (f"; did you mean {near[0]}?" if near else ""),
-        _meant(what),
+        meant.by_words(what),
     )
-
-
-def _inside(folder: Path) -> str:
-    """What to do with a folder that was given for a recipe, by what lies in it."""
-    if (folder / "tuned.yaml").is_file():
-        return f"the recipe of that study is {folder / 'tuned.yaml'}"
-    if (folder / "config.json").is_file():
-        return f"make a recipe for that model: fenno init -- vllm serve {folder} > fenno.yaml"
-    return "give a recipe's file, or a name from `fenno recipe list`"
-
-
-def _meant(what: str) -> str:
-    """What to do with words that are neither a file nor a name, by what they look like: an address, a Hub id."""
-    if "://" in what:
-        return "a server's address is for `fenno loadtest`, `compare` and `soak`; in a recipe it is `engine.url`"
-    if re.fullmatch(r"[\w.-]+:[0-9]+(/.*)?", what):
-        return f"a server's address is written http://{what}"
-    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", what) and not what.endswith((".yaml", ".yml")):
-        return f"make a recipe for that model: fenno init -- vllm serve {what} > fenno.yaml"
-    return "see `fenno recipe list`"
 
 
 def load(path: Path) -> Recipe:
@@ -457,18 +436,11 @@ def _explain(error: Any) -> str:
     names = [str(part) for part in error["loc"] if isinstance(part, int) or "[" not in part]
     key = ".".join(names)
     if error["type"] == "extra_forbidden":
-        return f"unknown key `{key}`" + _near(names[-1], _keys_at(names[:-1]))
+        return f"unknown key `{key}`" + meant.key(names[-1], _keys_at(names[:-1]))
     if error["type"] == "missing":
         return f"`{key}` is missing"
     message = error["msg"].removeprefix("Value error, ")
     return f"`{key}`: {message}" if key else message
-
-
-def _near(name: str, keys: Sequence[str]) -> str:
-    """Which key was meant, as words for the end of a sentence: of a latency of which half is said, the first token's P95."""
-    whole = [key for key in (f"{name}_ttft", f"p95_{name}") if key in keys]
-    near = whole or difflib.get_close_matches(name, keys, n=1)
-    return f"; did you mean `{near[0]}`?" if near else ""
 
 
 def _keys_at(names: list[str]) -> list[str]:
