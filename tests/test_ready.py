@@ -26,8 +26,10 @@ def test_an_engine_has_so_long_from_its_own_start_however_late_it_is_looked_at()
         server.until_ready(late)
 
 
-def space_of(search: dict[str, Any], has: dict[str, Flag] | None = None, **engine: Any) -> spaces.Space:
-    known = Catalogue(Identity("python", "vllm", "0.30.0", "3.11", None, ""), "cpu", has or {}, {})
+def space_of(
+    search: dict[str, Any], has: dict[str, Flag] | None = None, version: str = "0.30.0", **engine: Any
+) -> spaces.Space:
+    known = Catalogue(Identity("python", "vllm", version, "3.11", None, ""), "cpu", has or {}, {})
     chosen = recipe.Recipe.model_validate({"name": "one", "engine": {"model": "m", **engine}, "search": {"live": search}})
     return spaces.build(chosen, known)
 
@@ -58,12 +60,31 @@ def test_a_flag_that_no_engine_takes_is_named_as_the_default_it_is() -> None:
     assert "the flag" in raised.value.hint
 
 
-def test_an_interval_between_prompts_is_a_live_knob_where_the_engine_has_its_flag() -> None:
-    with pytest.raises(RecipeError, match="search.live: vLLM 0.30.0 has no flag `prefill-schedule-interval`"):
-        space_of({"prefill_schedule_interval": [4]})
-    space = space_of({"prefill_schedule_interval": [4]}, has={"prefill-schedule-interval": Flag("int", None, 1, False)})
+HAS = {"prefill-schedule-interval": Flag("int", None, 1, False)}
+
+
+@pytest.mark.parametrize("flags", [{}, {"data-parallel-size": 1}])
+def test_an_interval_between_prompts_is_a_live_knob_where_the_scheduler_keeps_it(flags: dict[str, Any]) -> None:
+    space = space_of({"prefill_schedule_interval": [4]}, HAS, "0.33.0", flags=flags)
     assert space.values == {"prefill_schedule_interval": (1, 4)}
     assert spaces.plain_flags({"prefill_schedule_interval": 4}, space) == {"prefill-schedule-interval": 4}
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "has", "said", "hint"),
+    [
+        ("0.30.0", {}, {}, "vLLM 0.30.0 has no flag `prefill-schedule-interval`", ""),
+        ("0.24.0", {}, HAS, "on vLLM 0.24.0 prefill_schedule_interval is set at a start alone", "restart"),
+        ("0.32.1", {}, HAS, "on vLLM 0.32.1 prefill_schedule_interval is set at a start alone", "restart"),
+        ("0.33.0", {"data-parallel-size": 2}, HAS, "under data parallelism prefill_schedule_interval is set at a start", "restart"),
+    ],
+)
+def test_an_interval_that_no_running_engine_takes_is_refused_before_a_start(
+    version: str, flags: dict[str, Any], has: dict[str, Flag], said: str, hint: str
+) -> None:
+    with pytest.raises(RecipeError) as raised:
+        space_of({"prefill_schedule_interval": [4]}, has, version, flags=flags)
+    assert f"search.live: {said}" in str(raised.value) and hint in raised.value.hint
 
 
 def test_values_are_in_order_and_hold_the_default() -> None:

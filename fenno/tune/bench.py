@@ -6,6 +6,7 @@ Behind them is a real engine. Tests of the method put a model of one there, whic
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from fenno import control as control_file
-from fenno.engine import live, plugin, server
+from fenno.engine import http, live, plugin, server
 from fenno.engine.server import Server
 from fenno.errors import EngineError, LoadError
 from fenno.load import endpoint, probe
@@ -80,12 +81,13 @@ class Bench(Protocol):
 
 @dataclass
 class Engines:
-    """The real bench: engines of one recipe on this host, their logs and records under `folder`."""
+    """The real bench: engines of one recipe on this host, their logs and records under `folder`; `deadline` is the study's."""
 
     recipe: Recipe
     folder: Path
     space: Space
     events: Events
+    deadline: float = math.inf
     start_seconds: float = START
     starts: int = 0
 
@@ -131,7 +133,7 @@ class Engines:
             self.start_seconds = engine.seconds
             self.events.say(f"ready after {engine.seconds:.0f} s")
             fitted = endpoint.fitted(trial.plan_for(self.recipe, engine, arm="fitted", seed=1))
-            yield Running(engine, fitted, self.folder, self.events)
+            yield Running(engine, fitted, self.folder, self.events, self.deadline)
 
 
 @dataclass
@@ -142,6 +144,7 @@ class Running:
     fitted: Plan
     folder: Path
     events: Events
+    deadline: float = math.inf
 
     def move(self, point: Point) -> None:
         if self.engine.control is None:
@@ -177,22 +180,30 @@ class Running:
         plan = trial.at_rate(self.fitted, recipe, arm=arm, seed=seed, patience=patience)
         found = trial.measure(recipe, self.engine, plan, self.folder / "trials" / arm, self.events.watch)
         if found.judgement.state == "missed" and found.summary.get("failures"):
-            self._answering()
+            until_answer(self.engine, min(self.deadline, time.monotonic() + 2 * self.fitted.timeout))
         return found
 
-    def _answering(self) -> None:
-        """Raise `EngineError` where an engine that has left requests unanswered hangs: none alone on it is answered either.
 
-        One that has thousands of requests to abort answers nothing for many seconds, and does not hang.
-        """
-        deadline = time.monotonic() + 2 * self.fitted.timeout
-        live.drain(self.engine.url)
-        while said := probe.ask(self.fitted):
-            self.engine.check("load")
-            if time.monotonic() > deadline:
-                why = f"the engine hangs: a request alone on it was not answered ({said})"
-                raise EngineError(why, f"see {self.engine.log}", stage="load")
-            time.sleep(1.0)
+def until_answer(engine: Server, deadline: float) -> None:
+    """Return once an engine that has left requests unanswered answers one more, if only by refusing it.
+
+    Raises `EngineError` where it hangs: still no answer at `deadline`, on the monotonic clock. One that has thousands of requests
+    to abort answers nothing for many seconds, and does not hang.
+    """
+    while True:
+        try:
+            server.one_token(engine, timeout=probe.LONGEST)
+            return
+        except http.Refused as error:
+            engine.check("load")
+            over = time.monotonic() >= deadline
+            # With 500 answers a server whose core has just died, too; it ends soon.
+            if error.status is not None and (over or error.status < 500):
+                return
+            if over:
+                why = f"the engine hangs: a request alone on it was not answered ({error})"
+                raise EngineError(why, f"see {engine.log}", stage="load") from error
+        time.sleep(0.25)
 
 
 def serve_flags(point: Point, space: Space) -> dict[str, Scalar | list[Scalar]]:

@@ -156,7 +156,7 @@ def begin(
         document["storage"] = {"url": storages.shown(storage), "name": name}
     head = f"The recipe of the study in this folder, with its targets. fenno {document['fenno']}, {document['date']}"
     output.write(place.folder, {"recipe.yaml": output.recipe_yaml(recipe, head), output.BEGUN: output.dumps(document)})
-    bench = benches.Engines(any_port(recipe) if storage else recipe, place.folder, space, events)
+    bench = benches.Engines(any_port(recipe) if storage else recipe, place.folder, space, events, ready.deadline)
     run = runs.Run(recipe, space, study, seed, ready.deadline, events, bench, first)
     return Session(run, ready.known, ready.host, place, document, lock)
 

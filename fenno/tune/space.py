@@ -16,6 +16,7 @@ Point = Mapping[str, Scalar]
 
 BUDGET, CAP, THRESHOLD, POLICY = "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold", "policy"
 INTERVAL = "prefill_schedule_interval"
+INTERVAL_LIVE = (0, 33)  # the vLLM from which the scheduler keeps it, not the engine core (`vllm_plugin/versions.py`)
 
 SERVERS = "api-server-count"
 
@@ -73,8 +74,8 @@ def build(recipe: Recipe, catalogue: Catalogue, cores: int = 1) -> Space:
     unknown = sorted(set(listed) - set(defaults))
     if unknown:
         raise RecipeError(f"`search.live` names `{unknown[0]}`, which is no live knob", f"live knobs are {', '.join(defaults)}")
-    if INTERVAL in listed:  # the only one that not every supported version has
-        catalogue.check({PLAIN[INTERVAL]: 1}, f"{recipe.name}: search.live")
+    if INTERVAL in listed:
+        _check_interval(recipe, catalogue)
     values = {knob: _ordered({_checked(knob, value) for value in (*given, defaults[knob])}) for knob, given in listed.items()}
     restart: dict[str, tuple[Scalar, ...]] = {}
     for name, given in (recipe.search.restart or _front_end(catalogue, cores)).items():
@@ -82,6 +83,16 @@ def build(recipe: Recipe, catalogue: Catalogue, cores: int = 1) -> Space:
         defaults[name] = _at_start(name, recipe, catalogue)
         restart[name] = tuple(v for v in taken if v != defaults[name])
     return Space(values, {knob: defaults[knob] for knob in (*listed, *restart)}, restart)
+
+
+def _check_interval(recipe: Recipe, catalogue: Catalogue) -> None:
+    """Raise `RecipeError` where the interval between prompts does not change while this engine runs, or there is none."""
+    source, flag = f"{recipe.name}: search.live", PLAIN[INTERVAL]
+    catalogue.check({flag: 1}, source)
+    late = catalogue.engine.release >= INTERVAL_LIVE
+    if not late or str(recipe.engine.flags.get("data-parallel-size") or 1) != "1":
+        on = "under data parallelism" if late else f"on vLLM {catalogue.engine.version}"
+        raise RecipeError(f"{source}: {on} {INTERVAL} is set at a start alone", f"list `{flag}` under `search.restart`")
 
 
 def is_variable(knob: str) -> bool:

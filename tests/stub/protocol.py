@@ -81,6 +81,7 @@ class Protocol:
             plain(writer, json.dumps({"error": error}), status=error["code"])
             return
         if self.served > self.frozen:
+            self.simulator.held += 1
             await asyncio.sleep(600)
         prompt = body.get("prompt", "")
         length = len(prompt) if isinstance(prompt, list) else len(str(prompt or body.get("messages")))

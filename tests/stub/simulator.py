@@ -71,6 +71,7 @@ class Simulator:
         self.start = Start(start, start.seqs, 1, 1, frozenset({"prefill_schedule_interval"}))
         self.waiting: list[Request] = []
         self.running: list[Request] = []
+        self.held = 0  # requests that run and will never end
         self.counts = dict.fromkeys(("prompt_tokens", "generation_tokens", "request_success", "num_preemptions"), 0)
         names = ("time_to_first_token_seconds", "request_queue_time_seconds", "request_prefill_time_seconds")
         names += ("request_decode_time_seconds", "e2e_request_latency_seconds", "iteration_tokens_total")
@@ -183,7 +184,8 @@ class Simulator:
 
     def metrics(self) -> str:
         """The exposition, with the names that vLLM has."""
-        gauges = {"num_requests_running": len(self.running), "num_requests_waiting": len(self.waiting), "kv_cache_usage_perc": 0.1}
+        running, waiting = len(self.running) + self.held, len(self.waiting)
+        gauges = {"num_requests_running": running, "num_requests_waiting": waiting, "kv_cache_usage_perc": 0.1}
         lines = []
         for name, value in gauges.items():
             lines += [f"# TYPE vllm:{name} gauge", f'vllm:{name}{{engine="0"}} {float(value)}']
