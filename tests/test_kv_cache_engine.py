@@ -144,7 +144,7 @@ def noted() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(("name", "cuts"), [("Llama", 2), ("Gemma2", 3)])
-def test_the_first_layer_of_a_step_makes_the_views_of_all_and_each_copies_two(models: dict[str, Any], name: str, cuts: int) -> None:
+def test_a_steps_first_layer_makes_all_views_and_each_layer_copies_twice(models: dict[str, Any], name: str, cuts: int) -> None:
     import torch
 
     cache = contiguous(models[name])
