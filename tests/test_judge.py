@@ -126,6 +126,12 @@ def test_another_order_is_proposed_only_where_requests_wait(waiting: float | Non
     assert orders and ("token_aware" in orders) is ordered
 
 
+@pytest.mark.parametrize(("waiting", "said"), [(0, "0"), (0.03, "0.03"), (0.994, "0.99"), (1.4, "1"), (150, "150"), (1234, "1234")])
+def test_how_many_waited_is_told_in_digits(waiting: float, said: str) -> None:
+    limit = diagnose(Load(running=177, waiting=waiting, in_flight=177 + waiting), WHERE.defaults)
+    assert limit.evidence == f"177 requests ran and {said} waited: steps take long"
+
+
 def test_of_flags_that_need_a_start_those_that_the_limit_names_come_first_and_then_those_that_compile_nothing() -> None:
     flags: dict[str, tuple[Scalar, ...]] = {"compilation-config": ("{}",)}
     flags |= {"enable-prefix-caching": (False,), "api-server-count": (4,)}

@@ -226,6 +226,16 @@ def test_a_winner_says_what_each_of_its_changes_brings_those_of_the_start_too() 
     assert f"<code>{SERVERS}</code>" in written, "among the settings"
 
 
+def test_a_winner_that_holds_more_is_set_beside_no_trial_at_a_lower_rate() -> None:
+    trials = [measured(0, 0.5, origin="defaults"), measured(1, 0.5, **{CAP: 16, BUDGET: 512})]
+    trials += [measured(2, 0.4, **{CAP: 16}), replace(measured(3, 0.5, **{CAP: 16, BUDGET: 512}), rate=80.0)]
+    verdict = verdicts.met(trials[-1], SPACE, confirmed=True)
+    assert "What each change brings" not in render(verdict, trials), "of no change is known what it brings at that rate"
+    trials.insert(3, replace(measured(4, 2.0, **{CAP: 16}), rate=80.0))
+    (part,) = re.findall(r"<h2>What each change brings</h2>.*?</section>", render(verdict, trials))
+    assert "missed" in part and "not measured" in part
+
+
 def test_the_share_of_the_roofline_is_told_where_both_are_known() -> None:
     bound = {"seconds": 0.01, "rate": 50_000.0, "by": "memory", "batch": 1024}
     text = Reader(render(*met(), roofline=bound)).text

@@ -199,19 +199,21 @@ def settings(document: Document, best: Trial | None, trials: Sequence[Trial], sp
 
 
 def worth(document: Document, best: Trial | None, trials: Sequence[Trial], space: Space) -> str:
-    """What each change of a winner is worth: the last trial of the same point with that change put back."""
+    """What each change of a winner is worth: the last trial of the same point, at the same rate, with that change put back."""
     if best is None or document["verdict"] != "met":
+        return ""
+    changed = spaces.changed(best.point, space)
+    without = {knob: ({**best.point, knob: space.defaults[knob]}, best.rate) for knob in changed}
+    measured = [t for t in reversed(trials) if t.measured]
+    back = {knob: next((t for t in measured if (t.point, t.rate) == at), None) for knob, at in without.items()}
+    if not any(back.values()):
         return ""
     names = [f.target for f in verdicts.findings(best)]
     heads = ["Without", "State", *map(words.label, names)]
     rows = [row(heads, ["the winner itself", badge(best.state), *of_targets(best, names)])]
-    for knob, value in spaces.changed(best.point, space).items():
-        point = {**best.point, knob: space.defaults[knob]}
-        found = next((t for t in reversed(trials) if t.measured and t.point == point), None)
+    for knob, found in back.items():
         cells = [badge(found.state), *of_targets(found, names)] if found else ["not measured", *("" for _ in names)]
-        rows.append(row(heads, [tag("code", f"{knob}={value}"), *cells]))
-    if len(rows) == 1:
-        return ""
+        rows.append(row(heads, [tag("code", f"{knob}={changed[knob]}"), *cells]))
     return section("What each change brings", table("The winner with one change put back at a time", heads, rows, class_="narrow"))
 
 

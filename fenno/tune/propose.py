@@ -80,7 +80,8 @@ def diagnose(load: Load, point: spaces.Point) -> Limit:
         return Limit("sequences", f"{waiting:.0f} requests waited while {running:.0f} of at most {cap} ran")
     if waiting >= 1 and isinstance(budget, int) and (load.step_tokens or 0.0) >= 0.8 * budget:
         return Limit("budget", f"{waiting:.0f} requests waited; a step took {load.step_tokens:.0f} of at most {budget} tokens")
-    evidence = f"{running:.0f} requests ran and {waiting:.2g} waited: steps take long"
+    waited = f"{waiting:.2g}" if waiting < 1 else f"{waiting:.0f}"
+    evidence = f"{running:.0f} requests ran and {waited} waited: steps take long"
     return Limit("queue" if waiting else "compute", evidence)
 
 
