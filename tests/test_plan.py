@@ -15,13 +15,14 @@ from stub.harness import Place
 from fenno import machine
 from fenno import recipe as recipes
 from fenno.commands import tune
-from fenno.commands.plan import hardware, model_config
+from fenno.commands.plan import flagged, hardware, model_config
 from fenno.engine import dummy
 from fenno.errors import UsageError
 from fenno.machine import Gpu
 from fenno.plan import fit, gpus, known, make, roofline, runner, shape, words
 from fenno.plan.fit import Fit, Setting
 from fenno.recipe import Recipe
+from fenno.tune.space import CAP, Space
 
 GIB = 2**30
 Config = dict[str, Any]
@@ -626,10 +627,16 @@ def test_without_a_type_it_is_this_hosts_gpu_or_the_recipes_memory_or_a_question
         hardware(two, None, None)
 
 
-def test_a_study_on_a_gpu_is_told_its_bound_and_one_elsewhere_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_on_a_gpu_is_told_the_bound_that_a_plan_of_what_it_found_has(monkeypatch: pytest.MonkeyPatch) -> None:
     here = Gpu(0, "NVIDIA H200", "GPU-0", 150754820096, 0, (9, 0), "580")
     monkeypatch.setattr(machine, "read_gpus", lambda: ((here,), ""))
-    bound = tune.roofline(recipes.load(recipes.embedded()["gpu-llama3-8b"]))
+    chosen = recipes.load(recipes.embedded()["gpu-llama3-8b"])
+    space = Space({CAP: (64, 1024)}, {CAP: 1024})
+    bound = tune.roofline(chosen, space, space.defaults, "0.24.0")
     assert bound and (bound["by"], bound["batch"]) == ("compute", 1024)
     assert 10_000 < bound["rate"] < 200_000
-    assert tune.roofline(recipes.load(recipes.embedded()["cpu-small"])) is None
+    fewer = flagged(chosen, ["max-num-seqs=64"])
+    config, files = model_config(fewer)
+    planned = make.make(fewer, config, *hardware(fewer, None, None), files, "0.24.0")["bounds"]
+    assert tune.roofline(chosen, space, {CAP: 64}, "0.24.0") == {**planned["many"], "batch": 64}
+    assert tune.roofline(recipes.load(recipes.embedded()["cpu-small"]), space, {}, "0.32.0") is None

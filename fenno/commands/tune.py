@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fenno.tune.arms import Arm
     from fenno.tune.confirm import Confirm
     from fenno.tune.session import Session
+    from fenno.tune.space import Point, Space
     from fenno.tune.verdict import Verdict
 
 OutOption = Annotated[Path, typer.Option(help="where studies are kept")]
@@ -153,17 +154,21 @@ def tell_begin(opened: Session) -> None:
         console.say(f"mind: {difference}", style="yellow")
 
 
-def roofline(chosen: Recipe) -> dict[str, Any] | None:
-    """The most output tokens a second that this host's GPUs allow, as `fenno plan` reckons them: `rate` with `batch` sequences at
-    once, `by` memory or compute. None where model or GPU are not known."""
+def roofline(chosen: Recipe, space: Space, point: Point, engine: str) -> dict[str, Any] | None:
+    """The most output tokens a second that this host's GPUs allow at a point, as `fenno plan` reckons them for a version of vLLM:
+    `rate` with `batch` sequences at once, `by` memory or compute. None where model or GPU are not known."""
     from fenno.commands.plan import hardware, model_config
     from fenno.plan import make
+    from fenno.tune import output
 
+    chosen = output.tuned(chosen, point, space)
     try:
         config, files = model_config(chosen)
-        bounds = make.make(chosen, config, *hardware(chosen, None, None), files)["bounds"]
-    except (UsageError, LookupError, TypeError, ValueError):
-        return None  # a config or flag that only the engine understands
+        device, count = hardware(chosen, None, None)
+    except UsageError:
+        return None
+    made = make.if_known(chosen, config, device, count, files, engine)
+    bounds = made["bounds"] if made else {}
     return {**bounds["many"], "batch": bounds["batch"]} if "many" in bounds else None
 
 
@@ -172,7 +177,8 @@ def tell(opened: Session, verdict: Verdict, *, serve: bool) -> int:
     from fenno.report import page
     from fenno.tune import session
 
-    if (bound := roofline(opened.run.recipe)) is not None:
+    run, point = opened.run, verdict.trial.point if verdict.trial else {}
+    if (bound := roofline(run.recipe, run.space, point, opened.known.engine.version)) is not None:
         opened.document["roofline"] = bound
     document = session.finish(opened, verdict, page.tune)
     console.say(verdict.sentence, style="bold")

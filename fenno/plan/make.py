@@ -64,6 +64,16 @@ def make(
     }
 
 
+def if_known(
+    recipe: Recipe, config: Config, device: Device, gpus: int, files: int | None = None, engine: str | None = None
+) -> dict[str, Any] | None:
+    """As `make`; None for a config or a flag that only the engine understands, whatever is wrong with it."""
+    try:
+        return make(recipe, config, device, gpus, files, engine)
+    except (UsageError, LookupError, TypeError, ValueError):
+        return None
+
+
 def _flags(recipe: Recipe, device: Device, gpus: int) -> dict[str, Any]:
     """The recipe's flags, and the share of a GPU that its memory target leaves."""
     flags, target = dict(recipe.engine.flags), recipe.targets.memory

@@ -9,7 +9,7 @@ from fenno import machine, units
 from fenno.doctor import checks, gather
 from fenno.doctor.facts import Facts
 from fenno.engine import command, server
-from fenno.errors import RecipeError, UsageError
+from fenno.errors import RecipeError
 from fenno.plan import fit, gpus, make
 from fenno.recipe import Engine, Recipe
 from fenno.tune import memory
@@ -69,10 +69,8 @@ def planned(recipe: Recipe, facts: Facts) -> dict[str, Any] | None:
     # Without the share of memory that a target leaves: what is served has the flags' own.
     flags = {memory.FLAG: fit.UTILIZATION, **recipe.engine.flags}
     recipe = recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"flags": flags})})
-    try:
-        return make.make(recipe, facts.model.config, device, count, engine=facts.engine.version if facts.engine else None)
-    except (UsageError, LookupError, TypeError, ValueError):
-        return None  # a config or flag that only the engine understands
+    version = facts.engine.version if facts.engine else None
+    return make.if_known(recipe, facts.model.config, device, count, engine=version)
 
 
 def exposed(engine: Engine) -> list[str]:
