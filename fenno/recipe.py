@@ -10,52 +10,19 @@ import difflib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 
-from fenno import meant, units
-from fenno.errors import FennoError, RecipeError, UsageError
+from fenno import meant
+from fenno.errors import RecipeError, UsageError
+from fenno.quantities import FILE, Count, LatencyLimit, Limit, Memory, Rate, Seconds, Share, Size
 from fenno.secret import in_flag, is_secret
 
-
-def _read(parse: Any) -> Any:
-    """A pydantic validator from one of `units`' functions; numbers pass through the same door as text."""
-
-    def validate(value: object) -> object:
-        try:
-            return value if value is None else parse(value)
-        except FennoError as error:
-            raise ValueError(str(error)) from error
-
-    return BeforeValidator(validate, json_schema_input_type=str | float | int)
-
-
-def _with_unit(mistaken: Callable[[float], bool], *spelled: str, takes: Any = str | float | int) -> BeforeValidator:
-    """A validator that refuses a bare number which was rarely meant as it would be read; `spelled`: the units to write."""
-
-    def validate(value: object) -> object:
-        if isinstance(value, int | float) and not isinstance(value, bool) and mistaken(value):
-            raise ValueError(f"{value:g} has no unit: write {' or '.join(f'{value:g}{unit}' for unit in spelled)}")
-        return value
-
-    return BeforeValidator(validate, json_schema_input_type=takes)
-
-
-Seconds = Annotated[float, _read(units.duration)]
-Share = Annotated[float, _read(units.share)]
-# A validator that stands first is called last.
-Memory = Annotated[float, _read(units.memory), _with_unit(lambda number: 1 < number < 2**20, "%", "GiB")]
-Size = Annotated[int, _read(units.size), _with_unit(lambda number: 0 < number < 2**20, "GiB")]
-Count = Annotated[int, _read(units.count)]
-Rate = Annotated[float, Field(gt=0)]
-Limit = Annotated[float, Field(gt=0), _read(units.duration)]
-_UNIT = _with_unit(lambda number: isinstance(number, int) and number > 0, "ms", "s", takes=str | float)
-LatencyLimit = Annotated[float, Field(gt=0), _read(units.duration), _UNIT]
 Scalar = bool | int | float | str | None
 
 PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
@@ -330,7 +297,7 @@ class Recipe(Model):
 
     def to_yaml(self) -> str:
         """The recipe as a file's text, without what is at its default, and without its secrets."""
-        data = self.without_secrets().model_dump(mode="json", exclude_defaults=True)
+        data = self.without_secrets().model_dump(mode="json", exclude_defaults=True, context=FILE)
         return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
     @model_validator(mode="after")
@@ -423,7 +390,7 @@ def parse(text: str, source: str) -> Recipe:
     if not isinstance(data, Mapping):
         raise RecipeError(f"{source}: a recipe is a mapping of keys, this is not", "see `fenno recipe show cpu-small`")
     try:
-        return Recipe.model_validate(data)
+        return Recipe.model_validate(data, context=FILE)
     except ValidationError as error:
         # A misspelt key also makes the right one missing: name the misspelling.
         first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from typer.main import get_command
 
 from fenno import cli, recipe, units
@@ -98,11 +97,11 @@ def test_a_target_that_there_is_not_is_answered_with_those_there_are(name: str, 
 
 @pytest.mark.parametrize("key", recipe.Latencies.model_fields)
 @pytest.mark.parametrize("where", ["targets: {%s: %s}", "targets: {classes: {short: {%s: %s}}}"])
-def test_a_latency_in_a_file_is_no_whole_number_without_a_unit(key: str, where: str) -> None:
-    with pytest.raises(RecipeError, match="800 has no unit: write 800ms or 800s"):
-        recipe.parse(SMALLEST + where % (key, 800), "here")
-    found = recipe.parse(SMALLEST + where % (key, 0.8), "here").targets.latencies()
-    assert [*found.values()] == [0.8] == [*recipe.parse(SMALLEST + where % (key, "800ms"), "here").targets.latencies().values()]
+def test_a_latency_in_a_file_is_no_number_without_a_unit(key: str, where: str) -> None:
+    for number in (800, 800.0, 0.8):
+        with pytest.raises(RecipeError, match=f"{number:g} has no unit: write {number:g}ms or {number:g}s"):
+            recipe.parse(SMALLEST + where % (key, number), "here")
+    assert [*recipe.parse(SMALLEST + where % (key, "800ms"), "here").targets.latencies().values()] == [0.8]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +111,11 @@ def test_a_latency_in_a_file_is_no_whole_number_without_a_unit(key: str, where: 
         ("targets: {memory: 85.5}", "write 85.5% or 85.5GiB"),
         ("host: {memory: 6}", "`host.memory`: 6 has no unit: write 6GiB"),
         ("host: {gpu_memory: 80}", "`host.gpu_memory`: 80 has no unit: write 80GiB"),
+        ("host: {memory: '16'}", "`host.memory`: 16 has no unit: write 16GiB"),
+        ("host: {memory: 16.5}", "`host.memory`: 16.5 has no unit: write 16.5GiB"),
+        ("host: {memory: 16KiB}", "`host.memory`: 16KiB is less than 1 MiB"),
+        ("targets: {memory: 16KiB}", "`targets.memory`: 16KiB is less than 1 MiB"),
+        ("targets: {memory: '85'}", "is not a share such as 85% or a size such as 40GiB"),
     ],
 )
 def test_a_size_in_a_file_is_no_handful_of_bytes(part: str, says: str) -> None:
@@ -123,13 +127,16 @@ def test_a_size_in_a_file_is_no_handful_of_bytes(part: str, says: str) -> None:
 @pytest.mark.parametrize("limit", ["40GiB", "85%", 0.85, 1, 42949672960])
 def test_a_memory_target_is_the_same_after_it_was_written(limit: object) -> None:
     mine = recipe.parse(SMALLEST, "here").with_targets(memory=limit)
-    assert recipe.parse(yaml.safe_dump(mine.model_dump(mode="json")), "here").targets.memory == mine.targets.memory
+    assert recipe.parse(mine.to_yaml(), "here").targets.memory == mine.targets.memory
 
 
-def test_a_recipe_with_seconds_is_the_same_after_it_was_written() -> None:
-    mine = recipe.parse(f"{SMALLEST}targets: {{p95_ttft: 2s}}\n", "here")
-    text = yaml.safe_dump(mine.model_dump(mode="json"))
-    assert recipe.parse(text, "here").digest() == mine.digest()
+@pytest.mark.parametrize("limit", ["2s", "0.057s", "57ms", "90m", "0.1ms"])
+def test_a_recipe_with_quantities_is_the_same_after_it_was_written_and_with_other_targets(limit: str) -> None:
+    targets = f"{{p95_ttft: {limit}, memory: 40GiB, classes: {{short: {{p99_gap: {limit}}}}}}}"
+    mine = recipe.parse(f"{SMALLEST}host: {{memory: 1MiB, gpu_memory: '80000000000'}}\ntargets: {targets}\n", "here")
+    assert recipe.parse(mine.to_yaml(), "here").digest() == mine.digest() == mine.with_targets(qps=None).digest()
+    assert mine.with_targets(qps=3).targets.latencies() == mine.targets.latencies()
+    assert all(isinstance(limit, float) for limit in mine.model_dump(mode="json")["targets"]["classes"]["short"].values() if limit)
 
 
 @pytest.mark.parametrize("option", ["--duration", "--margin"])

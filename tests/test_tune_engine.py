@@ -47,7 +47,7 @@ def test_a_target_that_can_be_met_is_met_and_confirmed_after_a_cold_start(tmp_pa
     assert "after a cold start with plain flags" in document["sentence"]
     assert document["outputs"]["state"] in ("unchanged", "blind"), document["outputs"]["sentence"]
     study = Path(tmp_path, document["study"])
-    assert yaml.safe_load((study / "tuned.yaml").read_text())["targets"] == {"p95_ttft": 3.0, "qps": 4.0, "memory": 0.85}
+    assert yaml.safe_load((study / "tuned.yaml").read_text())["targets"] == {"p95_ttft": "3.0s", "qps": 4.0, "memory": 0.85}
     assert recipe.load(study / "tuned.yaml").engine.model == "dummy:grok2-small"
     assert log.count("ready after") == 2
     assert not engines()
