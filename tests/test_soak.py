@@ -219,6 +219,15 @@ def test_the_same_command_finds_its_folder_and_any_other_has_another(tmp_path: P
     assert len({mine, *others}) == 6
 
 
+def test_a_soak_whose_token_is_another_one_is_the_same_soak(tmp_path: Path) -> None:
+    def folder(**env: str) -> Path:
+        mine = Recipe.model_validate({"name": "one", "engine": {"model": "m", "env": env}})
+        return soak.folder_of(arms_of(mine, mine), job.plan(mine, rate=2.0, duration=10.0), 3, tmp_path)
+
+    assert folder(HF_TOKEN="hf_old") == folder(HF_TOKEN="hf_new")
+    assert folder(OMP_NUM_THREADS="1") != folder(OMP_NUM_THREADS="2")
+
+
 def test_two_at_once_do_not_measure_into_one_folder(tmp_path: Path) -> None:
     recipe = job.of_url("http://127.0.0.1:8000", "m", "completions", None)
     plan = job.plan(recipe, rate=2.0, duration=10.0)

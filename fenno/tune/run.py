@@ -30,7 +30,7 @@ from fenno.tune.verdict import Verdict
 
 # So many proposals of the sampler in a row that bring nothing end the search.
 PATIENCE = 3
-# Where time is left then, it goes on to so many in all before the targets are called infeasible.
+# Where time is left then, it goes on to so many under the flags of that start before the targets are called infeasible.
 MOST_DRAWN = 12
 # An engine that dies in one trial is started again for the next; one that goes on dying ends the run.
 MOST_DEATHS = 3

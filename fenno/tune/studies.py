@@ -92,15 +92,20 @@ def tuned(kept: Kept) -> Path:
 
 def best_point(kept: Kept, space: Space) -> dict[str, Scalar]:
     """The point of a study that came nearest to its targets, at the largest rate that it was tried at, as `space` has it: what that
-    lacks is at its default. Raises `UsageError` where nothing was measured, or nothing but the defaults is left of it."""
+    lacks is at its default. Raises `UsageError` where nothing was measured, only the defaults are left of it, or no legal point."""
     ranked = sorted(verdicts.latest(kept.trials()), key=lambda t: (verdicts.NEARNESS.index(t.state), -t.rate, t.score))
     best = ranked[0].point if ranked else {}
     known = {knob: value for knob, value in best.items() if value in space.every.get(knob, ())}
     point = {**space.defaults, **known}
-    if point == space.defaults or not spaces.legal(point):
-        said = "has no measured trial" if not ranked else "has no other settings than the defaults for this search"
-        raise UsageError(f"{kept.folder.name} {said}", "leave out --trials-from, or name another study")
-    return point
+    if not ranked:
+        said = "has no measured trial"
+    elif point == space.defaults:
+        said = "has no other settings than the defaults for this search"
+    elif not spaces.legal(point):
+        said = f"has a best point that would be {spaces.show(point)} here: a token budget below the cap of sequences"
+    else:
+        return point
+    raise UsageError(f"{kept.folder.name} {said}", "leave out --trials-from, or name another study")
 
 
 def beside(path: Path) -> Kept | None:
