@@ -9,8 +9,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fenno.errors import FennoError
 
@@ -67,21 +69,21 @@ def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> N
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], room: int) -> Table:
-    """A table that is `room` characters wide, or as wide as its longest words need."""
+    """A table that is `room` characters wide; where its longest words need more, they are folded and none is cut."""
     made = Table(title=title, title_justify="left", header_style="bold", box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     made.padding = (0, 1, 0, 0)  # with the box's space two characters between columns
     for index, width in enumerate(_widths([*zip(header, *rows, strict=True)], room)):
-        made.add_column(header[index], justify="left" if index == 0 else "right", width=width)
+        made.add_column(Text(header[index]), justify="left" if index == 0 else "right", width=width, overflow="fold")
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*map(Text, row))  # a str would lose what is in [brackets]
     return made
 
 
 def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """How wide each column is: as its longest cell, the widest narrower until all fit, and none than its longest word."""
-    wide = [max(map(len, cells)) for cells in columns]
-    least = [max(len(word) for cell in cells for word in cell.split() or [""]) for cells in columns]
-    while sum(wide) + 2 * (len(wide) - 1) > room and wide != least:
-        widest = max((i for i in range(len(wide)) if wide[i] > least[i]), key=lambda i: wide[i])
-        wide[widest] -= 1
+    """How wide each column is: as its longest cell, the widest narrower until all fit, and than its longest word only at last."""
+    wide = [max(map(cell_len, cells)) for cells in columns]
+    least = [max(cell_len(word) for cell in cells for word in cell.split() or [""]) for cells in columns]
+    for floor in (least, [2] * len(wide)):  # the widest characters take two
+        while sum(wide) + 2 * (len(wide) - 1) > room and (over := [i for i, width in enumerate(wide) if width > floor[i]]):
+            wide[max(over, key=lambda i: wide[i])] -= 1
     return wide

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Sequence
 
 import pytest
+from rich.cells import cell_len
 from rich.console import Console
 
 from fenno import console
+from fenno.compare import words as compare
 from fenno.kv import words as kv
 from fenno.load import words as load
 from fenno.plan import words as plan
@@ -25,20 +28,40 @@ TABLES: dict[str, tuple[Sequence[str], Sequence[str]]] = {
     "plan": (plan.HEADER, ("weights: shared experts", "139.85 GiB")),
     "studies": (studies.HEADER, ("cpu-small", "inconclusive", "cpu-small", "2026-11-30T17:30:58+0000", "12")),
     "patch-kv": (kv.HEADER, ("CPU_ATTN *", "LBHNC", "128", "1 KiB", "1 MiB", "63.5 KiB", "32 KiB", "32 KiB", "4 pieces of 32 KiB")),
-    "compare": (("95 % intervals", "A", "B", "B against A"), ("availability", "99.99 %", "99.98 %", "not distinguishable")),
+    "compare": (compare.header({"arms": {"A": {}, "B": {}}}), ("availability", "99.99 %", "99.98 %", "not distinguishable")),
 }
 
 
+def shown(header: Sequence[str], rows: Sequence[Sequence[str]], width: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The lines of a table as a terminal of that width has them."""
+    file = io.StringIO()
+    monkeypatch.setattr(console, "err", Console(file=file, width=width, soft_wrap=True, force_terminal=True, no_color=True))
+    console.table("", header, rows)
+    return re.sub("\x1b[^m]*m", "", file.getvalue()).splitlines()
+
+
 @pytest.mark.parametrize("name", TABLES)
-def test_on_a_terminal_of_eighty_characters_no_word_of_a_table_is_cut(name: str) -> None:
+def test_on_a_terminal_of_eighty_characters_no_word_of_a_table_is_cut(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     header, row = TABLES[name]
     assert len(header) == len(row)
-    shown = Console(file=io.StringIO(), width=80)
-    shown.print(console._table("", header, [row], 80))
-    assert isinstance(shown.file, io.StringIO)
-    seen = shown.file.getvalue().split()
-    assert {word for cell in (*header, *row) for word in cell.split()} <= {*seen}
-    assert max(map(len, shown.file.getvalue().splitlines())) <= 80
+    lines = shown(header, [row], 80, monkeypatch)
+    assert {word for cell in (*header, *row) for word in cell.split()} <= {*" ".join(lines).split()}
+    assert max(map(cell_len, lines)) <= 80
+
+
+WIDE = (
+    ("a model", "推論サーバの待ち時間", "notes"),
+    ("grok/" + "a-name-" * 9 + "end", "第一トークンまで八百ミリ秒", "[bold]800[/] ms [x]"),
+)
+
+
+@pytest.mark.parametrize("width", [40, 60])
+@pytest.mark.parametrize("name", [*TABLES, "wide"])
+def test_on_a_narrow_terminal_a_table_keeps_every_character(name: str, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    header, row = {**TABLES, "wide": WIDE}[name]
+    lines = shown(header, [row], width, monkeypatch)
+    assert sorted("".join(lines).replace("─", "").replace(" ", "")) == sorted("".join([*header, *row]).replace(" ", ""))
+    assert max(map(cell_len, lines)) <= width
 
 
 @pytest.mark.parametrize(
