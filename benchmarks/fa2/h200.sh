@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # One GPU host without a network: builds the trimmed wheel for the shape of a Llama-3-70B and a Grok, verifies and times it, and holds it against
-# the same units built with stock flags: `fenno build-fa2 --stock`, with both builds at once. 350 s on 16 cores.
+# the same units built with stock flags: `fenno build-fa2 --stock`, with both builds at once.
 # usage: h200.sh FOLDER RESULTS
 #   FOLDER   what gather.sh made. With Python 3.12's headers as its "include": for a host that lacks Python.h. With built.tar, trimmed.json,
 #            stock.json and others.json of an earlier run's RESULTS: nothing is built again.
 #   RESULTS  gets log.txt, trimmed.json, verified.json, logits.json, stock.json, others.json, release.json, built.tar (8 files, under 16 MB each)
 # needs: python3 3.12 with torch for CUDA 13, ninja and setuptools >= 70.1 (transformers for the logits), nvcc 13 and g++, an sm_90 GPU,
 #   16 cores, 64 GB of memory, 10 GB of disk under TMPDIR (/tmp). LIMIT: seconds after which it waits no longer for stock units (500).
-# CONFIG: another model's config.json; then it is these two builds and the times alone, about 240 s for heads of 64 with LIMIT=210:
+# CONFIG: another model's config.json; then it is these two builds and the times alone (LIMIT=210 for heads of 64):
 #   {"hidden_size": 2048, "num_attention_heads": 32, "num_key_value_heads": 8, "torch_dtype": "bfloat16"}
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

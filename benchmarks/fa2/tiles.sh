@@ -2,7 +2,7 @@
 # One GPU host without a network: every possible tile size for heads of 128 in bfloat16 (a Llama-3-70B: 64 heads over 8, no soft cap), built,
 # checked and timed. 311 s on 16 cores.
 # usage: tiles.sh FOLDER RESULTS      FOLDER is what gather.sh made; RESULTS gets log.txt and tiles.json
-# PATCH=1: the tile of few rows instead, by the patch in patches/flash-attn: the patched source built and verified (patched.json), about 130 s.
+# PATCH=1: the tile of few rows instead, by the patch in patches/flash-attn: the patched source built and verified (patched.json). Not run on a GPU yet.
 # needs: what h200.sh needs
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

@@ -24,6 +24,7 @@ import dataclasses
 import datetime
 import itertools
 import json
+import math
 import random
 import statistics
 import sys
@@ -181,13 +182,14 @@ def at(times: Sequence[float | None], p: float) -> float:
 
 
 def change(mine: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]], cls: str, p: float) -> str:
-    return f"{at(pooled(mine, cls, 'ttfts_ms'), p) / at(pooled(first, cls, 'ttfts_ms'), p) - 1:+.0%}"
+    ratio = at(pooled(mine, cls, "ttfts_ms"), p) / at(pooled(first, cls, "ttfts_ms"), p)
+    return "–" if math.isnan(ratio) else f"{ratio - 1:+.0%}"  # of two that fall on failed requests there is none
 
 
 def seeds(mine: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]], cls: str) -> str:
     other = {t["seed"]: t for t in first}
     pairs = [(t["ttfts_ms"].get(cls, []), other[t["seed"]]["ttfts_ms"].get(cls, [])) for t in mine if t["seed"] in other]
-    ratios = [at(ours, 95) / at(theirs, 95) - 1 for ours, theirs in pairs]
+    ratios = [ratio - 1 for ours, theirs in pairs if not math.isnan(ratio := at(ours, 95) / at(theirs, 95))]
     return f"({min(ratios):+.0%}..{max(ratios):+.0%})" if ratios else ""
 
 
