@@ -1,5 +1,7 @@
 """Commands are lists, built by pure functions."""
 
+from pathlib import Path
+
 from fenno import recipe
 from fenno.engine import command
 
@@ -49,6 +51,19 @@ def test_a_server_listens_on_loopback_unless_told() -> None:
 def test_the_shell_line_quotes_and_leads_with_the_variables() -> None:
     line = command.Command(("/py", "a b"), {"A": "1 2", "B": None}).shell()
     assert line == "A='1 2' /py 'a b'"
+
+
+def test_a_variable_that_the_recipe_names_is_not_fennos_to_set(tmp_path: Path) -> None:
+    def variables(**env: str | None) -> dict[str, str | None]:
+        engine = {"model": str(tmp_path), "env": env}
+        made = recipe.Recipe.model_validate({"name": "r", "engine": engine})
+        return dict(command.serve(made, executable="/py", distribution="vllm", model=str(tmp_path), port=1).env)
+
+    quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+    assert variables() == quiet
+    for name in quiet:
+        assert variables(**{name: None}) == {key: value for key, value in quiet.items() if key != name}
+        assert variables(**{name: "0"}) == {**quiet, name: "0"}
 
 
 def test_flags_become_keys_for_vllms_config_with_no_forms_for_what_is_off() -> None:

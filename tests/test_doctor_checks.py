@@ -423,7 +423,11 @@ def test_a_check_has_words_for_everything_and_sentences_end(check: checks.Check)
         ("model.config", model(local=False, fault="there is no model folder ./x"), "a Hub id (owner/name)"),
         ("model.tokenizer", GROK2, "`tokenizer-mode: hf`"),
         ("engine.installed", replace(GOOD, engine=None), "pip install 'vllm>="),
-        ("engine.installed", replace(GOOD, engine=None, recipe=None), "vLLM's CPU engine"),
+        ("engine.installed", replace(GOOD, engine=None, recipe=None), "pip install 'vllm>="),
+        ("engine.installed", replace(asked(host={"gpus": 0}), engine=None), "pip install 'vllm>="),
+        ("engine.installed", replace(GOOD, engine=None, gpus=None), "pip install 'vllm>="),
+        ("engine.installed", replace(GOOD, engine=None, recipe=None, gpus=None), "vLLM's CPU engine"),
+        ("engine.installed", replace(asked(host={"gpus": 0}), engine=None, gpus=replace(GPUS, cards=())), "vLLM's CPU engine"),
     ],
 )
 def test_a_fix_is_the_one_for_this_model_and_this_host(id: str, facts: Facts, fix: str) -> None:

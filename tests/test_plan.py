@@ -256,7 +256,7 @@ def test_the_cache_of_each_kind_of_model_is_what_a_real_start_on_a_cpu_reported_
     start = STARTS["starts"][name]
     setting, found = at(start["config"], "CPU", env={"VLLM_CPU_KVCACHE_SPACE": "1"}, **STARTS["flags"])
     assert int(found.sequences * setting.longest) == start["reported"]
-    assert abs(sum(found.weights.values()) + sum(found.rest.values()) - start["beside_gib"] * GIB) < GIB
+    assert abs(sum(found.weights.values()) + sum(found.rest.values()) - start["beside_gib"] * GIB) < GIB / 2
 
 
 def test_weights_and_heads_are_cut_over_ranks_and_layers_over_stages() -> None:

@@ -12,9 +12,8 @@ from fenno import console, errors
 from fenno.errors import UsageError
 
 RecipeArgument = Annotated[str | None, typer.Argument(metavar="RECIPE", help="a recipe file or an embedded recipe's name")]
-TargetOption = Annotated[
-    list[str] | None, typer.Option(help="p95_ttft=800ms, p99_gap=1s, short:p95_ttft=300ms (a class); as often as needed")
-]
+TARGETS = "p95_ttft=800ms, p99_gap=1s, short:p95_ttft=300ms (a class); as often as needed"
+TargetOption = Annotated[list[str] | None, typer.Option(help=TARGETS)]
 
 UsersOption = Annotated[int | None, typer.Option(help="closed loop: users with one request in flight each")]
 RateOption = Annotated[float | None, typer.Option(help="open loop: requests a second")]

@@ -16,6 +16,7 @@ import typer
 
 from fenno import console, errors, units
 from fenno.commands.given import (
+    TARGETS,
     AuthorityOption,
     BodyOption,
     EndpointOption,
@@ -71,10 +72,7 @@ def loadtest(
     workers: Annotated[int | None, typer.Option(min=1, help="with --master: wait for so many")] = None,
     bind: Annotated[str, typer.Option(help="with --master: where the workers find it")] = "127.0.0.1:5557",
     worker: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="send what that master wants sent")] = None,
-    target: Annotated[
-        list[str] | None,
-        typer.Option(help="for goodput and --find-capacity: p95_ttft=800ms, short:p95_ttft=300ms (a class); as often as needed"),
-    ] = None,
+    target: Annotated[list[str] | None, typer.Option(help=f"for goodput and --find-capacity: {TARGETS}")] = None,
     find_capacity: Annotated[bool, typer.Option("--find-capacity", help="the largest steady rate that meets the targets")] = False,
     budget: Annotated[str, typer.Option(help="how long --find-capacity may take")] = "15m",
     step: Annotated[float, typer.Option(help="the factor between rates of --find-capacity until one is too high")] = 2.0,

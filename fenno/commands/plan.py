@@ -92,6 +92,7 @@ def model_config(chosen: Recipe) -> tuple[dict[str, Any], int | None]:
     import os
 
     from fenno.doctor import hostfacts, modelfacts
+    from fenno.engine import server
 
     try:
         found = modelfacts.model(chosen, Path(hostfacts.places(os.environ)["Hub cache"]))
@@ -101,7 +102,7 @@ def model_config(chosen: Recipe) -> tuple[dict[str, Any], int | None]:
         raise UsageError("this recipe names a server that runs already: what it serves is not known", "give a model")
     if not found.config:
         if found.fault:
-            raise UsageError(found.fault, "give a folder that has a config.json, a Hub id, or dummy:NAME")
+            raise UsageError(found.fault, server.MODEL)
         hint = f"get the config alone, a few kB: hf download {found.name} config.json"
         raise UsageError(f"there is no config.json of {found.name} on this host", hint)
     return dict(found.config), found.weights if found.local and not found.dummy else None

@@ -54,7 +54,8 @@ def installed(facts: Facts) -> Finding:
         if facts.recipe and facts.recipe.engine.model is None:
             return skip("this recipe's engine runs already")
         if facts.stack:
-            return fail(f"none under {facts.stack.executable}", "" if facts.needs_gpu else CPU_FIX)
+            cards = facts.gpus is not None and facts.gpus.cards
+            return fail(f"none under {facts.stack.executable}", "" if facts.needs_gpu or cards else CPU_FIX)
         return fail(facts.missing["stack"]) if facts.missing.get("stack") else skip("nothing is known of the stack")
     low, high = SUPPORTED
     release = tuple(int(part) for part in facts.engine.version.split(".")[:2] if part.isdigit())

@@ -8,6 +8,7 @@ from fenno.doctor.check import Check, Finding, check, fail, ok, skip, warn
 from fenno.doctor.facts import Facts, Model
 from fenno.doctor.host import GIB, size
 from fenno.doctor.modelfacts import width
+from fenno.engine import server
 from fenno.engine.tokenizer import PUBLISHED
 from fenno.kv import layout
 from fenno.recipe import Lengths
@@ -89,7 +90,7 @@ def parts(facts: Facts) -> int:
 def readable(facts: Facts) -> Finding:
     model = there(facts)
     if model.fault:
-        return fail(model.fault, "`engine.model` is a folder with a config.json, a Hub id (owner/name), or dummy:NAME")
+        return fail(model.fault, server.MODEL)
     if not model.local:
         known = ", known by fenno" if model.config else ""
         said = f"{model.name} is not on this host{known}: the engine will fetch it at its start"

@@ -70,7 +70,9 @@ def serve(
     `config`: a file that holds model and flags as `config` makes them, so that they are not on the command line.
     """
     start = [executable, _LAUNCH] if distribution != "vllm" else [executable, "-m", "vllm.entrypoints.cli.main"]
-    variables = {**_quiet(model), **recipe.engine.variables, **(env or {})}
+    # A variable that the recipe leaves to whoever runs fenno is theirs, even one of these.
+    quiet = {name: value for name, value in _quiet(model).items() if name not in recipe.engine.env}
+    variables = {**quiet, **recipe.engine.variables, **(env or {})}
     told = ["--config", config] if config else [model, *arguments(_flags(recipe, port, flags))]
     return Command((*start, "serve", *told), variables)
 

@@ -19,11 +19,12 @@ import psutil
 
 from fenno import process
 from fenno.engine import catalogue, command, dummy, failures, http, plugin
-from fenno.errors import EngineError, UsageError
+from fenno.errors import EngineError, RecipeError, UsageError
 from fenno.recipe import Engine, Recipe
 
 Progress = Callable[[str], None]
 GRACE = 3.0
+MODEL = "`engine.model` is a folder with a config.json, a Hub id (owner/name), or dummy:NAME"
 
 # What the log says while an engine starts, in the order of a start; the first column is shown to people.
 _STAGES = (
@@ -195,6 +196,12 @@ def model_fault(engine: Engine) -> str | None:
     if not (path / "config.json").is_file() and not list(path.glob("*.gguf")) and not (path / "params.json").is_file():
         return f"the folder {name} has no config.json: it holds no model"
     return None
+
+
+def check_model(recipe: Recipe) -> None:
+    """Raise `RecipeError` for a model that is meant to be a folder and is none that vLLM takes."""
+    if (fault := model_fault(recipe.engine)) is not None:
+        raise RecipeError(f"recipe {recipe.name}: {fault}", MODEL)
 
 
 def claim_port(port: int | None, host: str = "127.0.0.1") -> int:

@@ -109,9 +109,8 @@ def _usable(made: Service, asked: Asked) -> None:
     if made.recipe.engine.patches and not asked.image and asked.to in OPTIONS["image"]:
         raise RecipeError("vLLM's own image has none of this recipe's patches", "name one that has them: --image REPOSITORY:TAG")
     elsewhere = asked.to == "k8s" and (asked.claim or asked.image) and made.model.startswith("/")
-    fault = None if elsewhere else server.model_fault(made.recipe.engine)
-    if fault:
-        raise RecipeError(f"recipe {made.name}: {fault}", "`engine.model` is a folder, a Hub id (owner/name), or dummy:NAME")
+    if not elsewhere:
+        server.check_model(made.recipe)
 
 
 def _plugin(made: Service, file: Path | None) -> str:

@@ -26,8 +26,7 @@ def check(recipe: Recipe) -> list[str]:
     """Raise `RecipeError` for what would end the start minutes later; returns what a person should know."""
     if (missing := machine.lacking(machine.probe(), recipe.host)) is not None:
         raise RecipeError(f"recipe {recipe.name}: {missing}", "serve it on such a host, or change `host` in the recipe")
-    if (fault := server.model_fault(recipe.engine)) is not None:
-        raise RecipeError(f"recipe {recipe.name}: {fault}", "`engine.model` is a folder, a Hub id (owner/name), or dummy:NAME")
+    server.check_model(recipe)
     if recipe.engine.model is None:
         return exposed(recipe.engine)
     facts = gather.facts(recipe)

@@ -86,8 +86,7 @@ def ready(
     host = replace(host, gpus=machine.visible(host.gpus, os.environ.get("CUDA_VISIBLE_DEVICES")) or host.gpus)
     if (missing := machine.lacking(host, recipe.host)) is not None:
         raise RecipeError(f"recipe {recipe.name}: {missing}", "run it on such a host, or change `host` in the recipe")
-    if (fault := server.model_fault(recipe.engine)) is not None:
-        raise RecipeError(f"recipe {recipe.name}: {fault}", "`engine.model` is a folder, a Hub id (owner/name), or dummy:NAME")
+    server.check_model(recipe)
     command.api_key(recipe.engine)
     command.check_inherited(recipe.engine)
     known, space = runs.known_space(recipe, say)
