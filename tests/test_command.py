@@ -51,6 +51,9 @@ def test_a_server_listens_on_loopback_unless_told() -> None:
 def test_the_shell_line_quotes_and_leads_with_the_variables() -> None:
     line = command.Command(("/py", "a b"), {"A": "1 2", "B": None}).shell()
     assert line == "A='1 2' /py 'a b'"
+    secrets = {"hf_token": "hidden", "MY_CREDENTIALS": "hidden", "QUEUE": "redis://:hidden@h", "A": "http://h:1"}
+    line = command.Command(("/py",), secrets).shell()
+    assert line == 'hf_token="$hf_token" MY_CREDENTIALS="$MY_CREDENTIALS" QUEUE="$QUEUE" A=http://h:1 /py'
 
 
 def test_a_variable_that_the_recipe_names_is_not_fennos_to_set(tmp_path: Path) -> None:
