@@ -214,7 +214,7 @@ def worth(document: Document, best: Trial | None, trials: Sequence[Trial], space
     for knob, found in back.items():
         cells = [badge(found.state), *of_targets(found, names)] if found else ["not measured", *("" for _ in names)]
         rows.append(row(heads, [tag("code", f"{knob}={changed[knob]}"), *cells]))
-    return section("What each change brings", table("The winner with one change put back at a time", heads, rows, class_="narrow"))
+    return section("What each change brings", table("The winner with one change put back at a time", heads, rows, class_="stack"))
 
 
 def listed(values: Sequence[Scalar]) -> str:
