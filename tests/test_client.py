@@ -31,6 +31,7 @@ print(kept, len(stats.history), len(stats.total.num_reqs_per_sec), len(stats.tot
 """
 
 
+@pytest.mark.scenario
 def test_locusts_statistics_keep_nothing_of_every_second() -> None:
     said = subprocess.run([sys.executable, "-c", LOCUST], capture_output=True, text=True, check=True).stdout
     kept, left = said.split("]")

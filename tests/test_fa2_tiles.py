@@ -209,6 +209,7 @@ print(json.dumps({"done": True}))
 """
 
 
+@pytest.mark.scenario
 @needs_compiler
 def test_an_experiment_builds_once_checks_times_and_keeps_what_is_faster(tmp_path: Path) -> None:
     tree(tmp_path / "made")

@@ -547,6 +547,7 @@ def test_every_patch_that_ships_fits_its_folder_and_quotes_no_line_of_upstreams(
 TEXT = st.lists(st.sampled_from(["a", "b", "", "\r", "é", " x", "-y", "+z"]), max_size=12).map("\n".join)
 
 
+@pytest.mark.scenario
 @settings(max_examples=150)
 @given(old=TEXT, new=TEXT, context=st.integers(0, 4))
 def test_what_git_makes_of_two_files_turns_one_into_the_other(old: str, new: str, context: int, tmp_path_factory: Any) -> None:
@@ -617,6 +618,7 @@ def fenno(*words: object) -> tuple[int, dict[str, Any], str]:
     return done.returncode, json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}, done.stderr
 
 
+@pytest.mark.scenario
 def test_a_team_carries_its_patches_in_a_recipe(tmp_path: Path, roots: tuple[Path, ...]) -> None:
     venv = tmp_path / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)

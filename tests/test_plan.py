@@ -526,6 +526,7 @@ def run(*words: str, env: dict[str, str] | None = None) -> tuple[int, str, dict[
     return done.returncode, done.stderr, json.loads(done.stdout) if done.stdout else {}
 
 
+@pytest.mark.scenario
 def test_the_command_plans_a_folder_with_a_config_alone(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
     code, said, made = run(str(tmp_path), "--gpus", "4", "--gpu-type", "h100")
@@ -535,6 +536,7 @@ def test_the_command_plans_a_folder_with_a_config_alone(tmp_path: Path) -> None:
     assert code == 3 and not made["fits"] and "does not fit: " in said and "each alone" in said
 
 
+@pytest.mark.scenario
 def test_the_command_plans_a_model_of_the_hubs_cache_and_says_how_to_get_one(tmp_path: Path) -> None:
     env = {"HF_HUB_CACHE": str(tmp_path)}
     code, said, _ = run("org/name", "--gpu-type", "H100", env=env)
@@ -546,6 +548,7 @@ def test_the_command_plans_a_model_of_the_hubs_cache_and_says_how_to_get_one(tmp
     assert code == 0 and made["model"] == "org/name" and said == ""
 
 
+@pytest.mark.scenario
 def test_the_command_reckons_as_the_recipes_own_vllm_does(tmp_path: Path) -> None:
     def said(python: Path, **env: str) -> tuple[str | None, str]:
         path = tmp_path / "one.yaml"
@@ -568,6 +571,7 @@ def test_the_command_plans_a_cpu_recipe_for_a_cpu() -> None:
     assert "fits: 1024 sequences of full length" in said
 
 
+@pytest.mark.scenario
 @pytest.mark.parametrize(
     ("typed", "hint"),
     [

@@ -66,6 +66,7 @@ def held(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
+@pytest.mark.scenario
 def test_a_long_run_is_told_in_a_few_hundred_bytes_a_request_and_exported_in_none(tmp_path: Path) -> None:
     sizes = (2100, 6000)
     folders = [packed(runs.run(tmp_path / str(n), [runs.answer(i, 10 + i / 4000) for i in range(n)])) for n in sizes]

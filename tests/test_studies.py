@@ -183,6 +183,7 @@ def test_only_a_study_that_found_settings_can_be_measured_again(out: Path) -> No
     assert studies.beside(out / "tuned.yaml") is None
 
 
+@pytest.mark.scenario
 def test_an_unfinished_study_is_gone_on_with_on_the_same_engine_host_and_values_alone(tmp_path: Path) -> None:
     host = {"system": "Linux", "processor": "p", "cores": 2, "memory": 4, "gpus": [{"name": "H200", "used": 1}]}
     facts = {"engine": {"version": "0.32.0", "torch": "2"}, "host": host, "space": asdict(SPACE), "date": "a"}

@@ -95,6 +95,7 @@ def test_of_a_run_of_days_the_samples_are_in_the_file_alone(tmp_path: Path) -> N
     assert looking.seen().samples == watch.read_samples(file) == samples, "a line cut short is none"
 
 
+@pytest.mark.scenario
 def test_a_server_that_dies_or_has_no_metrics_is_a_sentence_and_no_error(tmp_path: Path) -> None:
     with without_metrics() as url, watch.watching(attached(url, tmp_path), tmp_path / "none", 0.05) as looking:
         until(lambda: looking.last is not None)

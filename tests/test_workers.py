@@ -125,6 +125,7 @@ def test_a_worker_that_was_taken_for_dead_says_that_it_lives(tmp_path: Path, url
         until(lambda: [c.kind for c in two.others()] == ["worker"])
 
 
+@pytest.mark.scenario
 def test_the_first_verdict_is_that_of_all(tmp_path: Path, url: str) -> None:
     one, two = joined(tmp_path / "one", url), joined(tmp_path / "two", url)
     one.settle({"outcome": "met"})
@@ -171,6 +172,7 @@ def test_what_is_no_shared_database_is_a_sentence(text: str) -> None:
         storages.reach(storages.address(text))
 
 
+@pytest.mark.scenario
 def test_a_database_that_is_not_there_is_a_sentence_without_its_password(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match="cannot keep a study in sqlite:///.*: .*unable to open"):
         joined(tmp_path, f"sqlite:///{tmp_path}/no/such/folder/shared.db")
