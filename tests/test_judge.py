@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from fenno import recipe
 from fenno.load import stats
 from fenno.recipe import Scalar, Targets
 from fenno.tune import capacity, trial
@@ -167,3 +168,18 @@ def test_a_trial_during_which_a_kernel_was_compiled_has_missed_nothing(tmp_path:
     assert trial.unspoilt(missed, []) is missed
     met = replace(missed, judgement=Judgement("met", ()))
     assert trial.unspoilt(met, ["fused_moe_kernel"]) is met
+
+
+def test_a_trial_during_which_the_host_stood_still_has_missed_nothing() -> None:
+    def still(longest: float, target: str) -> float:
+        return trial.standstill(longest, embedded.with_targets(p95_ttft=target))
+
+    embedded = recipe.load(recipe.find("cpu-small"))
+    assert [still(seconds, "800ms") for seconds in (0.05, 0.5, 2.5)] == [0.0, 0.0, 2.5]
+    assert (still(2.5, "10s"), still(6.0, "10s")) == (0.0, 6.0), "a target of ten seconds bears more"
+    assert (still(0.1, "1ms"), still(0.6, "1ms")) == (0.0, 0.6), "a target of no time at all is missed on a busy host, too"
+    missed = Measured(Judgement("missed", ()), {}, Load(), True, 1.0)
+    spoilt = trial.unspoilt(missed, [], 2.5)
+    assert not spoilt.valid and "stood still for 2.5 s" in spoilt.judgement.notes[0]
+    met = replace(missed, judgement=Judgement("met", ()))
+    assert trial.unspoilt(met, [], 2.5) is met

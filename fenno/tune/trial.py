@@ -34,6 +34,7 @@ LOOKS = 3
 LEVEL = 1 - 0.05 / LOOKS
 COUNTED = {50: 24, 90: 56, 95: 112, 99: 560}
 LOOK = 0.25  # seconds between two looks at the engine
+STANDSTILL = 0.5  # seconds: a busy host holds the client's loop up for a few hundredths
 # vLLM warns of a kernel that its own warm-up has left out, the first time.
 COMPILED = re.compile(rb"JIT compilation during inference: ([\w.<>-]*[\w>])")
 
@@ -135,7 +136,9 @@ def measure(recipe: Recipe, server: Server, plan: Plan, folder: Path, progress: 
             running.stop()
         server.check("load")
     found = observed.measured(judgement, watch.seen(), time.monotonic() - started)
-    return found if counted is None else unspoilt(found, compiled(server.log, counted))
+    if counted is None:
+        return found
+    return unspoilt(found, compiled(server.log, counted), standstill(running.client().lag.max / 1e3, recipe))
 
 
 def _logged(log: Path) -> int:
@@ -152,12 +155,19 @@ def compiled(log: Path, since: int) -> list[str]:
         return list(dict.fromkeys(name.decode() for name in COMPILED.findall(file.read())))
 
 
-def unspoilt(found: Measured, kernels: Sequence[str]) -> Measured:
-    """`found`; no measurement where `kernels` were compiled while its requests were counted, unless all targets were met."""
-    if not kernels or found.judgement.state == "met":
+def standstill(longest: float, recipe: Recipe) -> float:
+    """`longest`, the most seconds that the client's own loop was held up, where that alone makes first tokens late; else 0."""
+    return longest if longest > max(STANDSTILL, min(recipe.targets.latencies().values(), default=0.0) / 2) else 0.0
+
+
+def unspoilt(found: Measured, kernels: Sequence[str], still: float = 0.0) -> Measured:
+    """`found`; unless all targets were met no measurement where, while its requests were counted, the engine compiled `kernels` or
+    this host stood still for `still` seconds, the engine most likely with it."""
+    notes = [f"the engine compiled kernels while requests were counted ({', '.join(kernels)})"] if kernels else []
+    notes += [f"this host stood still for {still:.2g} s while requests were counted"] if still else []
+    if not notes or found.judgement.state == "met":
         return found
-    note = f"the engine compiled kernels while requests were counted ({', '.join(kernels)})"
-    return replace(found, valid=False, judgement=replace(found.judgement, notes=(*found.judgement.notes, note)))
+    return replace(found, valid=False, judgement=replace(found.judgement, notes=(*found.judgement.notes, *notes)))
 
 
 class _Observed:
