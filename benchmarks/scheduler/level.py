@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import datetime
 import itertools
 import json
 import math
@@ -34,16 +33,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from study import BEGAN, Said, order, triple, unlimited
+from study import BEGAN, Said, opened, order, triple, unlimited
 
-from fenno import control, machine, recipe
+from fenno import control
 from fenno.engine import live
 from fenno.load import run as load
 from fenno.load.client import rank
 from fenno.load.plan import Plan, draw
 from fenno.recipe import LengthClass, Recipe
 from fenno.tune import bench
-from fenno.tune import run as runs
 from fenno.tune import space as spaces
 
 # Seconds after which a block's requests have surely ended, under limits as small as 256 sequences; and a part's start and end.
@@ -305,20 +303,8 @@ def parts_of(told: dict[str, Any], only: Sequence[str]) -> dict[str, Part]:
 
 def start(asked: argparse.Namespace) -> None:
     told = yaml.safe_load(asked.study.read_text())
-    chosen = recipe.load(recipe.find(told["recipe"]))
-    engine = chosen.engine.model_copy(update={"flags": {**chosen.engine.flags, **told.get("flags", {})}})
-    chosen = chosen.model_copy(update={"engine": engine})
-    known, space = runs.known_space(chosen)
     parts = parts_of(told, asked.only)
-    found = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "host": dataclasses.asdict(machine.probe()),
-        "vllm": known.engine.version,
-        "study": told,
-        "parts": {name: {} for name in parts},
-        "trials": [],
-    }
-    with bench.Engines(chosen, asked.out / "study", space, Said()).wide({}) as seat:
+    with opened(told, parts, asked.out) as (chosen, seat, found):
         Study(chosen, seat, asked.out, asked.seconds, asked.capacity, found).run(parts)
 
 

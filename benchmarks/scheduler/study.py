@@ -16,13 +16,14 @@ recipe's engine may have another.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import json
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -211,12 +212,12 @@ def table(trials: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def start(asked: argparse.Namespace) -> None:
-    told = yaml.safe_load(asked.study.read_text())
+@contextlib.contextmanager
+def opened(told: dict[str, Any], parts: Collection[str], out: Path) -> Iterator[tuple[Recipe, bench.Running, dict[str, Any]]]:
+    """The recipe of a study as its file tells it, that recipe's engine, running, and what is known before the first trial."""
     chosen = recipe.load(recipe.find(told["recipe"]))
     engine = chosen.engine.model_copy(update={"flags": {**chosen.engine.flags, **told.get("flags", {})}})
     chosen = chosen.model_copy(update={"engine": engine})
-    parts = {name: Part(**part) for name, part in told["parts"].items()}
     known, space = runs.known_space(chosen)
     found = {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -226,7 +227,14 @@ def start(asked: argparse.Namespace) -> None:
         "parts": {name: {} for name in parts},
         "trials": [],
     }
-    with bench.Engines(chosen, asked.out / "study", space, Said()).wide({}) as seat:
+    with bench.Engines(chosen, out / "study", space, Said()).wide({}) as seat:
+        yield chosen, seat, found
+
+
+def start(asked: argparse.Namespace) -> None:
+    told = yaml.safe_load(asked.study.read_text())
+    parts = {name: Part(**part) for name, part in told["parts"].items()}
+    with opened(told, parts, asked.out) as (chosen, seat, found):
         Study(chosen, seat, parts, asked.out, asked.seconds, found).run()
 
 
