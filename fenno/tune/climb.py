@@ -25,11 +25,11 @@ from fenno.tune.run import (
     Run,
     floor,
     from_another,
-    front_end,
     next_start,
     one_trial,
     remember_outputs,
     search,
+    start_first,
     under_way,
 )
 from fenno.tune.space import Point
@@ -178,8 +178,7 @@ def next_challenger(run: Run, trials: list[Trial], here: list[Trial], best: Poin
             return Proposal(point, "the best point, started anew", "restart")
     failed = failures_since(trials)
     lost = [t for t in frontier(trials) if t in here]
-    coming = next_start(run, frontier(trials))
-    if coming and (front_end(min(lost, key=lambda t: t.score, default=None)) or coming.point == run.first):
+    if start_first(run, min(lost, key=lambda t: t.score, default=None), frontier(trials)):
         return None
     at = [t.tried() for t in lost]
     ruled = propose.by_rule(at, run.space, seen=seen)

@@ -250,14 +250,20 @@ def next_point(run: Run, trials: list[Trial], restart: Point) -> Proposal | None
     again = once_more(here, busy)
     if again is not None:
         return again
-    coming = next_start(run, measured_ones(trials))
-    if coming and (front_end(verdicts.nearest(here)) or coming.point == run.first):
+    if start_first(run, verdicts.nearest(here), measured_ones(trials)):
         return None
     ruled = propose.by_rule([t.tried() for t in verdicts.latest(here)], run.space, seen=seen)
     if ruled is not None and propose.improving(_scores(here, "rule"), 2 * PATIENCE):
         return ruled
     drawn = run.study.sample(restart) if propose.improving(_scores(here, "sampler"), PATIENCE) else None
     return drawn or closer_look(here, busy) or with_time_left(run, here, restart)
+
+
+def start_first(run: Run, best: Trial | None, telling: list[Trial]) -> bool:
+    """Whether the next start comes before more points of this engine: its `best` is held back by the HTTP server, which nothing
+    live reaches, or another study's point is due. `telling` as for `next_start`."""
+    coming = next_start(run, telling)
+    return coming is not None and (front_end(best) or coming.point == run.first)
 
 
 def front_end(best: Trial | None) -> bool:
