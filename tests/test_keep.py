@@ -190,6 +190,7 @@ def test_the_recipe_before_is_the_last_other_one_that_was_ready(home: Path) -> N
 def test_a_model_folder_that_is_none_is_found_before_the_start(tmp_path: Path) -> None:
     for model in ("owner/name", "dummy:grok2-small"):
         assert server.model_fault(parsed(model=model).engine) is None
+    assert "no dummy model grok; there are grok2-small" in (server.model_fault(parsed(model="dummy:grok").engine) or "")
     assert "no model folder" in (server.model_fault(parsed(model=str(tmp_path / "none")).engine) or "")
     assert "has no config.json" in (server.model_fault(parsed(model=str(tmp_path)).engine) or "")
     assert "literally" in (server.model_fault(parsed(model="~/model").engine) or "")

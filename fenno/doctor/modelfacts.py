@@ -27,16 +27,15 @@ def model(recipe: Recipe, hub: Path) -> Model | None:
     name = recipe.engine.model
     if name is None:
         return None
+    fault = server.model_fault(recipe.engine) or ""
     if name.startswith(DUMMY):
-        found = SHAPES.get(name.removeprefix(DUMMY))
-        config = files(found)["config.json"] if found else {}
-        fault = "" if found else f"there is no dummy model {name}; there are {', '.join(DUMMY + each for each in SHAPES)}"
+        config = {} if fault else files(SHAPES[name.removeprefix(DUMMY)])["config.json"]
         return Model(name, config, local=True, weights=size(config), dummy=True, fault=fault)
     folder = Path(name) if Path(name).is_dir() else snapshot(hub, name)
     if folder is None:
         known = KNOWN.get(name, {})
-        return Model(name, known, local=False, weights=size(known) or None, fault=server.model_fault(recipe.engine) or "")
-    return replace(read(name, folder), fault=server.model_fault(recipe.engine) or "")
+        return Model(name, known, local=False, weights=size(known) or None, fault=fault)
+    return replace(read(name, folder), fault=fault)
 
 
 def snapshot(hub: Path, name: str) -> Path | None:

@@ -141,13 +141,18 @@ VOCABULARY = 256
 CHAT_TEMPLATE = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}<|assistant|>"
 
 
+def fault(name: str) -> str | None:
+    """What is wrong with the name of a dummy model, in a sentence; None for one that there is."""
+    return None if name in SHAPES else f"there is no dummy model {name}; there are {', '.join(SHAPES)}"
+
+
 def make(name: str, folder: Path) -> Path:
     """Write the model `name` into `folder/name` unless it is there, and return that folder.
 
     Raises `RecipeError` for an unknown name and `DiskError` when it cannot be written.
     """
-    if name not in SHAPES:
-        raise RecipeError(f"there is no dummy model {name!r}", f"there are: {', '.join(SHAPES)}")
+    if (wrong := fault(name)) is not None:
+        raise RecipeError(wrong, "name one of these behind `dummy:`")
     target = folder / name
     try:
         target.mkdir(parents=True, exist_ok=True)

@@ -183,11 +183,13 @@ def model_path(recipe: Recipe) -> str:
 
 
 def model_fault(engine: Engine) -> str | None:
-    """What is wrong with a model that is meant to be a folder, in a sentence; None for all others."""
+    """What is wrong with a model that is meant to be a folder or a dummy, in a sentence; None for all others."""
     if engine.model is None:
         return None
     name, path = engine.model, Path(engine.model)
-    if name.startswith(command.DUMMY) or not (name.startswith((".", "/", "~")) or path.is_dir()):
+    if name.startswith(command.DUMMY):
+        return dummy.fault(name.removeprefix(command.DUMMY))
+    if not (name.startswith((".", "/", "~")) or path.is_dir()):
         return None
     if name.startswith("~"):
         return f"vLLM takes ~ literally: write the whole path instead of {name}"
@@ -199,7 +201,7 @@ def model_fault(engine: Engine) -> str | None:
 
 
 def check_model(recipe: Recipe) -> None:
-    """Raise `RecipeError` for a model that is meant to be a folder and is none that vLLM takes."""
+    """Raise `RecipeError` for a model that is meant to be a folder and is none that vLLM takes, or a dummy that there is not."""
     if (fault := model_fault(recipe.engine)) is not None:
         raise RecipeError(f"recipe {recipe.name}: {fault}", MODEL)
 
