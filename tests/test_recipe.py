@@ -1,6 +1,7 @@
 """Recipes: what they accept, how a mistake is told, and that the ones that ship with fenno hold together."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from stub.harness import ENGINE
 
 from fenno import recipe
 from fenno.engine import catalogue
-from fenno.errors import RecipeError, UsageError
+from fenno.errors import EngineError, RecipeError, UsageError
 from fenno.recipe import Recipe
 from fenno.secret import is_secret
 
@@ -41,6 +42,17 @@ def test_every_embedded_recipe_loads_and_is_called_like_its_file(name: str) -> N
 
 def test_the_embedded_recipe_for_this_host_has_flags_that_the_engine_has(known: catalogue.Catalogue) -> None:
     known.check(recipe.load(recipe.find("cpu-small")).engine.flags)
+
+
+@pytest.mark.parametrize("version", ["0.23.4", "0.34.0", "0.1.dev1+g12ab", "dev"])
+def test_a_vllm_that_fenno_does_not_know_is_refused_whatever_its_version_looks_like(version: str, tmp_path: Path) -> None:
+    facts = dict.fromkeys(("executable", "python", "torch", "location"), "x") | {"distribution": "vllm", "version": version}
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{catalogue.MARK}{json.dumps(facts)}'\n")
+    python.chmod(0o755)
+    with pytest.raises(EngineError, match=f"vLLM {re.escape(version)} under .* is outside what fenno supports") as raised:
+        catalogue.identify(str(python))
+    assert raised.value.hint == "install a vLLM from 0.24 up to, not including, 0.34"
 
 
 CLASS = f"{SMALLEST}workload:\n  classes:\n    - name: x\n      share: 1\n      output_tokens: 1\n      prompt_tokens: %s\n"

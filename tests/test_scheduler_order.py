@@ -141,6 +141,13 @@ def test_a_chunk_is_never_smaller_than_what_moves_a_prompt_on() -> None:
     assert (found.tokens, found.long_prefill) == (512, 512)
 
 
+@pytest.mark.parametrize(
+    ("version", "release"), [("0.24.0", (0, 24)), ("0.32.1.dev3+cpu", (0, 32)), ("0.33rc1", (0, 33)), ("dev", None), ("", None)]
+)
+def test_a_release_is_the_first_two_numbers_of_a_version(version: str, release: tuple[int, int] | None) -> None:
+    assert versions.release(version) == release
+
+
 @pytest.mark.parametrize("version", ["0.24.0", "0.28.1rc1", "0.32.0+cpu", "0.33.9", "0.1.dev1+g12ab", "dev"])
 def test_a_known_vllm_passes(version: str) -> None:
     versions.check(version)

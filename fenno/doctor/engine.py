@@ -7,7 +7,8 @@ import difflib
 from fenno.doctor.check import Check, Finding, check, fail, ok, skip, warn
 from fenno.doctor.enginefacts import FUNCTION
 from fenno.doctor.facts import Engine, Facts
-from fenno.engine.catalogue import GONE, SUPPORTED
+from fenno.engine.catalogue import GONE
+from fenno.vllm_plugin import versions
 from fenno.vllm_plugin.grok_versions import ARCHITECTURES
 
 # What a backend's kernels want block sizes to be multiples of (get_supported_kernel_block_sizes of v1/attention/backends, 0.32).
@@ -57,10 +58,8 @@ def installed(facts: Facts) -> Finding:
             cards = facts.gpus is not None and facts.gpus.cards
             return fail(f"none under {facts.stack.executable}", "" if facts.needs_gpu or cards else CPU_FIX)
         return fail(facts.missing["stack"]) if facts.missing.get("stack") else skip("nothing is known of the stack")
-    low, high = SUPPORTED
-    release = tuple(int(part) for part in facts.engine.version.split(".")[:2] if part.isdigit())
     found = f"{facts.engine.distribution} {facts.engine.version}"
-    return ok(found) if low <= release < high else fail(found)
+    return ok(found) if versions.supported(facts.engine.version) else fail(found)
 
 
 @check(

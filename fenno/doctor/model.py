@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fenno.doctor.check import Check, Finding, check, fail, ok, skip, warn
+from fenno.doctor.driver import numbers
 from fenno.doctor.facts import Facts, Model
 from fenno.doctor.host import GIB, size
 from fenno.doctor.modelfacts import width
@@ -216,7 +217,7 @@ def flash_attention(facts: Facts) -> Finding:
     package, cap, made = facts.stack.packages.get("flash-attn"), soft_cap(facts), facts.stack.manifest
     if package is None:
         return ok("flash-attn is not installed; vLLM brings its own")
-    if cap and tuple(map(int, package.version.split("+")[0].split(".")[:2])) < (2, 6):
+    if cap and numbers(package.version) < (2, 6):
         return fail(f"flash-attn {package.version} has no soft cap, the model's is {cap:g}")
     lost = _trimmed(facts, made) if made else ""
     if lost:

@@ -16,9 +16,9 @@ from typing import Any
 from fenno import process
 from fenno.engine.inside.introspect import MARK
 from fenno.errors import EngineError, ProcessError, RecipeError
+from fenno.vllm_plugin import versions
 
 _SCRIPT = str(Path(__file__).parent / "inside" / "introspect.py")
-SUPPORTED = ((0, 24), (0, 34))
 
 # Flags people still write, and what became of them. A name that is not here gets the nearest one the engine has.
 GONE = {
@@ -54,11 +54,6 @@ class Identity:
     python: str
     torch: str | None
     location: str
-
-    @property
-    def release(self) -> tuple[int, int]:
-        major, minor = self.version.split(".")[:2]
-        return int(major), int(minor)
 
 
 @dataclass(frozen=True)
@@ -112,11 +107,11 @@ def identify(executable: str) -> Identity:
             cause="not-installed",
         )
     found = Identity(executable, facts["distribution"], facts["version"], facts["python"], facts["torch"], facts["location"])
-    low, high = SUPPORTED
-    if not low <= found.release < high:
+    if not versions.supported(found.version):
+        low, high = (".".join(map(str, end)) for end in (versions.OLDEST, versions.TOO_NEW))
         raise EngineError(
             f"vLLM {found.version} under {executable} is outside what fenno supports",
-            f"install a vLLM from {low[0]}.{low[1]} up to, not including, {high[0]}.{high[1]}",
+            f"install a vLLM from {low} up to, not including, {high}",
             cause="version",
         )
     return found

@@ -15,6 +15,7 @@ from fenno.plan.gpus import GIB, Device
 from fenno.plan.shape import Config, Shape
 from fenno.recipe import PARALLEL, Recipe
 from fenno.tune import memory
+from fenno.vllm_plugin import versions
 
 LEFT_OUT = (
     "norms and biases; towers for images and sound; drafts of speculative decoding; LoRA; the index of sparse attention; "
@@ -32,7 +33,7 @@ def make(
     """
     shape = shapes.read(config)
     flags = _flags(recipe, device, gpus)
-    at = fit.setting(flags, recipe.engine.variables, config, shape, device, gpus, runner.release(engine))
+    at = fit.setting(flags, recipe.engine.variables, config, shape, device, gpus, versions.release(engine or ""))
     found = fit.fit(shape, at, device, gpus)
     prompt, answer = lengths(recipe)
     batch = _sequences(at, found, prompt + answer)

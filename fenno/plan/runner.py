@@ -38,9 +38,3 @@ def of(release: tuple[int, int] | None, config: Mapping[str, Any], dense: bool, 
     usual = bool(named & WITH_EXPERTS) or (dense if release >= DENSE else bool(named & EARLY))
     asked = env.get(VARIABLE)
     return V2._replace(counted=False) if (usual if asked is None else asked == "1") else V1
-
-
-def release(version: str | None) -> tuple[int, int] | None:
-    """Of "0.24.0" (0, 24); None for what is no version."""
-    parts = (version or "").split(".")[:2]
-    return (int(parts[0]), int(parts[1])) if len(parts) == 2 and all(part.isdigit() for part in parts) else None

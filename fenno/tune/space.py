@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from fenno.engine.catalogue import Catalogue
 from fenno.errors import RecipeError
 from fenno.recipe import Recipe, Scalar
+from fenno.vllm_plugin import versions
 
 Point = Mapping[str, Scalar]
 
 BUDGET, CAP, THRESHOLD, POLICY = "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold", "policy"
 INTERVAL = "prefill_schedule_interval"
-INTERVAL_LIVE = (0, 33)  # the vLLM from which the scheduler keeps it, not the engine core (`vllm_plugin/versions.py`)
 
 SERVERS = "api-server-count"
 
@@ -89,7 +89,7 @@ def _check_interval(recipe: Recipe, catalogue: Catalogue) -> None:
     """Raise `RecipeError` where the interval between prompts does not change while this engine runs, or there is none."""
     source, flag = f"{recipe.name}: search.live", PLAIN[INTERVAL]
     catalogue.check({flag: 1}, source)
-    late = catalogue.engine.release >= INTERVAL_LIVE
+    late = versions.interval_is_live(catalogue.engine.version)
     if not late or str(recipe.engine.flags.get("data-parallel-size") or 1) != "1":
         on = "under data parallelism" if late else f"on vLLM {catalogue.engine.version}"
         raise RecipeError(f"{source}: {on} {INTERVAL} is set at a start alone", f"list `{flag}` under `search.restart`")

@@ -6,6 +6,7 @@ Read from 0.24, 0.26, 0.28, 0.32 and 0.33. None of this is a public interface: o
 from __future__ import annotations
 
 import copy
+import re
 from typing import Any
 
 from fenno.vllm_plugin.limits import Limits, Start
@@ -17,11 +18,28 @@ OLDEST, TOO_NEW = (0, 24), (0, 34)
 QUEUES = ("waiting", "skipped_waiting", "kv_holding_waiting")
 
 
+def release(version: str) -> tuple[int, int] | None:
+    """Of "0.24.0" (0, 24); None for what is no version."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def supported(version: str) -> bool:
+    """Whether fenno knows this vLLM; not so a build from a checkout without its tags ("0.1.dev…", "dev")."""
+    found = release(version)
+    return found is not None and OLDEST <= found < TOO_NEW
+
+
 def check(version: str) -> None:
     """Raise `RuntimeError` for a vLLM whose scheduler nobody has read. A build from a checkout ("0.1.dev…", "dev") passes."""
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if len(numbers) == 2 and ((0, 2) <= numbers < OLDEST or numbers >= TOO_NEW):
+    if not supported(version) and (release(version) or (0, 1)) > (0, 1):
         raise RuntimeError(f"fenno's scheduler knows vLLM 0.24 to 0.33, and this is {version}: start without --scheduler-cls")
+
+
+def interval_is_live(version: str) -> bool:
+    """Whether the scheduler keeps the interval between prompts, so that it can change while the engine runs; before 0.33 the
+    engine core does. `start` asks the scheduler itself."""
+    return (release(version) or OLDEST) >= (0, 33)
 
 
 def base_class(vllm_config: Any) -> type[Any]:
@@ -75,7 +93,7 @@ def _fixed(scheduler: Any) -> list[str]:
     # A prompt or a picture that has to be taken whole might never fit into a smaller step.
     whole = not config.enable_chunked_prefill or config.disable_chunked_mm_input
     fixed = ["max_num_scheduled_tokens", "long_prefill_token_threshold"] if whole else []
-    # Up to 0.32 the interval is the engine core's own; from 0.33 the scheduler keeps it, unless ranks go in step.
+    # See `interval_is_live`; where ranks go in step the engine core keeps it still.
     if not hasattr(scheduler, "local_prefill_interval") or scheduler.parallel_config.data_parallel_size > 1:
         fixed.append("prefill_schedule_interval")
     return fixed
