@@ -1,20 +1,24 @@
 """From figures to judgements, from trials of rates to a capacity: pure."""
 
 import math
+from array import array
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from fenno import recipe
+from fenno.engine.metrics import Metrics
 from fenno.load import stats
+from fenno.load.record import Record
 from fenno.recipe import Scalar, Targets
-from fenno.tune import capacity, trial
+from fenno.tune import capacity, propose, trial
 from fenno.tune.capacity import Bracket
 from fenno.tune.judge import Figure, Judgement, judge
-from fenno.tune.propose import Limit, Load, Tried, by_rule, diagnose, next_restart
+from fenno.tune.propose import HELP, UNTOLD, Limit, Load, Roofline, Steps, Tried, by_rule, diagnose, next_restart
 from fenno.tune.run import hopeless, out_of_memory
 from fenno.tune.space import BUDGET, CAP, POLICY, Space
 from fenno.tune.trial import Measured
@@ -110,13 +114,13 @@ WHERE = Space(
 
 def test_an_http_process_that_takes_a_whole_core_is_the_limit_whatever_the_counts_say() -> None:
     agreed = Load(running=177, waiting=0, in_flight=177, engine_ttft=0.4, client_ttft=0.45)
-    assert diagnose(agreed, WHERE.defaults).name == "compute"
+    assert diagnose(agreed, WHERE.defaults).name == UNTOLD
     found = diagnose(replace(agreed, server_cpu=1.04), WHERE.defaults)
     assert found.name == "front end" and "1.04 processor cores" in found.evidence
-    assert diagnose(replace(agreed, server_cpu=0.5), WHERE.defaults).name == "compute"
+    assert diagnose(replace(agreed, server_cpu=0.5), WHERE.defaults).name == UNTOLD
 
 
-@pytest.mark.parametrize(("waiting", "name", "ordered"), [(None, "compute", False), (0.0, "compute", False), (0.03, "queue", True)])
+@pytest.mark.parametrize(("waiting", "name", "ordered"), [(None, UNTOLD, False), (0.0, UNTOLD, False), (0.03, "queue", True)])
 def test_another_order_is_proposed_only_where_requests_wait(waiting: float | None, name: str, ordered: bool) -> None:
     limit = diagnose(Load(running=177, waiting=waiting, step_tokens=900, in_flight=177), WHERE.defaults)
     assert limit.name == name
@@ -125,6 +129,58 @@ def test_another_order_is_proposed_only_where_requests_wait(waiting: float | Non
         orders.append(proposal.point[POLICY])
         tried.append(Tried(proposal.point, 3.0, limit))
     assert orders and ("token_aware" in orders) is ordered
+
+
+STEPS = Steps(seconds=0.020, tokens=300, sequences=100, length=400)
+
+
+@pytest.mark.parametrize(
+    ("memory", "compute", "name"),
+    [(0.012, 0.003, "memory bandwidth"), (0.004, 0.011, "compute"), (0.006, 0.005, "memory bandwidth"), (0.004, 0.005, "overhead")],
+)
+def test_what_makes_steps_long_is_what_their_bytes_and_products_need_at_least_or_neither(
+    memory: float, compute: float, name: str
+) -> None:
+    load = Load(running=100, waiting=0, in_flight=100, steps=STEPS)
+    found = diagnose(load, WHERE.defaults, Roofline("H200", memory, compute))
+    assert found.name == name and found.help
+    needs = f"{1e3 * memory:g} ms for its bytes and {1e3 * compute:g} ms for its products"
+    assert found.evidence.endswith(f"steps take long, 20 ms of 300 tokens, for which H200 needs at least {needs}")
+    assert diagnose(load, WHERE.defaults).name == UNTOLD, "of an unknown GPU, or a CPU, nobody can tell"
+    waiting = diagnose(replace(load, waiting=3.0), WHERE.defaults, Roofline("H200", memory, compute))
+    assert waiting.name == "queue" and needs in waiting.evidence
+
+
+def test_where_memory_binds_a_step_takes_more_prompt_tokens_and_elsewhere_runs_fewer_requests() -> None:
+    here = {**WHERE.defaults, BUDGET: 2048}
+
+    def first(name: str) -> dict[str, Scalar]:
+        asked = by_rule([Tried(here, 2.0, Limit(name, ""))], WHERE)
+        assert asked
+        return asked.point
+
+    assert first("memory bandwidth") == {**here, BUDGET: 8192}
+    assert [first(name) for name in ("compute", "overhead", UNTOLD)] == [{**here, CAP: 512}] * 3
+
+
+def test_of_every_limit_is_said_what_would_help() -> None:
+    assert set(HELP) >= {*propose._MOVES, *propose._RESTARTS}
+
+
+def test_a_steps_time_is_that_of_the_tokens_that_were_made_however_many_processes_count_steps() -> None:
+    made = Metrics(generation_tokens=40_000.0, prompt_tokens=90_000.0, prefix_cache_hits=10_000.0)
+    asked = [record(prompt=200, tokens=tokens) for tokens in (10, 90)]
+    found = trial.steps(made, 400.0, 10.0, asked)
+    assert found == Steps(seconds=0.1, tokens=1200.0, sequences=400.0, length=pytest.approx(0.1 * 205 + 0.9 * 245))
+    assert trial.steps(replace(made, prompt_tokens=None), 400.0, 10.0, asked) is None
+    assert trial.steps(made, 0.0, 10.0, asked) is None and trial.steps(made, 400.0, 10.0, []) is None
+
+
+def record(prompt: int, tokens: int) -> Record:
+    stamps = dict.fromkeys(("scheduled", "sent", "connected", "headers", "first", "first_answer"), 1.0)
+    counts = {"asked_prompt": prompt, "asked_tokens": tokens, "prompt_tokens": prompt, "completion_tokens": tokens}
+    rest: dict[str, Any] = {"token_count": tokens, "gaps": array("f"), "status": 200, "outcome": "ok", "error": ""}
+    return Record(id="1", cls="short", arm="", phase="counted", last=2.0, end=2.0, **stamps, **counts, **rest)
 
 
 @pytest.mark.parametrize(("waiting", "said"), [(0, "0"), (0.03, "0.03"), (0.994, "0.99"), (1.4, "1"), (150, "150"), (1234, "1234")])

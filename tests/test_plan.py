@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fenno.machine import Gpu
 from fenno.plan import fit, gpus, known, make, roofline, runner, shape, words
 from fenno.plan.fit import Fit, Setting
 from fenno.recipe import Recipe
+from fenno.tune.propose import Steps
 from fenno.tune.space import CAP, Space
 
 GIB = 2**30
@@ -433,6 +435,18 @@ def test_one_sequence_waits_for_memory_and_many_for_products() -> None:
     assert prompt.seconds == pytest.approx((2 * (found.computing - 4096 * 128256) * 8192 + attention) / 989e12)
 
 
+def test_prompt_tokens_in_a_step_cost_products_and_of_a_dense_model_no_bytes() -> None:
+    found, device = shape.read(LLAMA_8B), gpus.named("H100")
+    setting, _ = at(LLAMA_8B)
+    alone, along = (roofline.step(found, setting, device, tokens, 64, 400) for tokens in (64, 576))
+    assert alone and along and along.memory == alone.memory
+    assert along.compute - alone.compute == pytest.approx(2 * (found.computing - 4096 * 128256) * 512 / 989e12)
+    two, _ = at(LLAMA_8B, "H100", 2, **{"data-parallel-size": 2})
+    one = roofline.decode(found, setting, device, 64, 400)
+    both = roofline.decode(found, two, device, 64, 400)
+    assert one and both and both.rate == pytest.approx(2 * one.rate)
+
+
 def test_a_step_of_many_sequences_reads_more_experts_than_one_of_a_single_one() -> None:
     found, device = shape.read(GROK_1), gpus.named("H200")
     setting, _ = at(GROK_1, "H200", 8)
@@ -637,3 +651,17 @@ def test_a_study_on_a_gpu_is_told_the_bound_that_a_plan_of_what_it_found_has(mon
     planned = make.make(fewer, config, *hardware(fewer, None, None), files, "0.24.0")["bounds"]
     assert tune.roofline(chosen, space, {CAP: 64}, "0.24.0") == {**planned["many"], "batch": 64}
     assert tune.roofline(recipes.load(recipes.embedded()["cpu-small"]), space, {}, "0.32.0") is None
+
+
+def test_a_search_knows_what_a_step_takes_this_hosts_gpus_at_least_and_nothing_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Gpu(0, "NVIDIA H200", "GPU-0", 150754820096, 0, (9, 0), "580")
+    monkeypatch.setattr(machine, "read_gpus", lambda: ((here,), ""))
+    chosen, space = recipes.load(recipes.embedded()["gpu-llama3-8b"]), Space({CAP: (64, 1024)}, {CAP: 1024})
+    seen = Steps(seconds=0.02, tokens=64, sequences=64, length=400)
+    found = tune.reckoning(chosen, space, "0.24.0")(seen, space.defaults)
+    assert found and found.device == "H200" and found.memory > found.compute
+    # 16 GB of weights at 4.8 TB/s, and the cache of 64 sequences.
+    assert found.memory == pytest.approx((15.0e9 + 64 * 400 * 131072) / 4.8e12, rel=0.05)
+    monkeypatch.setattr(machine, "read_gpus", lambda: ((replace(here, name="NVIDIA X1"),), ""))
+    assert tune.reckoning(chosen, space, "0.24.0")(seen, space.defaults) is None, "a GPU that is not in the table"
+    assert tune.reckoning(recipes.load(recipes.embedded()["cpu-small"]), space, "0.32.0")(seen, {}) is None

@@ -17,7 +17,7 @@ from fenno.report import chart, frame, page, words
 from fenno.report.markup import Html, tag
 from fenno.tune import verdict as verdicts
 from fenno.tune.judge import Figure, judge, spell
-from fenno.tune.propose import Limit
+from fenno.tune.propose import HELP, UNTOLD, Limit
 from fenno.tune.space import BUDGET, CAP, POLICY, SERVERS, Space
 from fenno.tune.study import State, Trial
 from fenno.tune.verdict import Verdict
@@ -102,7 +102,7 @@ def measured(number: int, p95: float, *, origin: str = "rule", why: str = "so th
             "token_throughput": 250.0,
             "classes": {"short": {**summary, **counts}},
         },
-        limit=Limit("compute", "8 requests ran and 0 waited: steps take long"),
+        limit=Limit(UNTOLD, "8 requests ran and 0 waited: steps take long"),
     )
 
 
@@ -140,7 +140,7 @@ def nothing() -> tuple[Verdict, list[Trial]]:
 
 
 HEADINGS = [
-    *("Targets", "Before and after", "Settings", "What each change brings", "The search", "Latencies"),
+    *("Targets", "What holds it back", "Before and after", "Settings", "What each change brings", "The search", "Latencies"),
     *("Refused or failed", "All trials", "Conditions", "How to read this"),
 ]
 STUDIES = [met, infeasible, inconclusive, unmeasured, nothing]
@@ -170,7 +170,7 @@ def without(trials: list[Trial]) -> set[str]:
     """The parts that have nothing to say of a study."""
     measured = any(trial.measured for trial in trials)
     missing = set() if measured and trials[0].origin == "defaults" else {"Before and after"}
-    missing |= set() if measured else {"Latencies"}
+    missing |= set() if measured else {"Latencies", "What holds it back"}
     missing |= set() if trials and trials[-1].origin == "confirmation" else {"What each change brings"}
     return missing | (set() if trials else {"The search", "Refused or failed", "All trials"})
 
@@ -217,6 +217,7 @@ def test_a_winner_says_what_each_of_its_changes_brings_those_of_the_start_too() 
     verdict = verdicts.met(trials[-1], where, confirmed=True)
     written = page.tune({**verdicts.document(verdict, where, trials), **FACTS}, trials, cpu_small(), where)
     (part,) = re.findall(r"<h2>What each change brings</h2>.*?</section>", written)
+    assert part.count(UNTOLD) == 3, "what binds, with each change and without"
     rows = [re.sub(r"<[^>]*>|\s+", " ", each).split() for each in re.findall(r"<tr>.*?</tr>", part)[1:]]
     assert [each[:3] for each in rows] == [
         ["the", "winner", "itself"],
@@ -224,6 +225,14 @@ def test_a_winner_says_what_each_of_its_changes_brings_those_of_the_start_too() 
         [f"{SERVERS}=4", "met", "500"],
     ]
     assert f"<code>{SERVERS}</code>" in written, "among the settings"
+
+
+def test_what_holds_the_nearest_point_back_and_what_would_help_is_in_document_and_page() -> None:
+    verdict, trials = infeasible()
+    limit = document(verdict, trials)["limit"]
+    assert limit == {"name": UNTOLD, "evidence": "8 requests ran and 0 waited: steps take long", "help": HELP[UNTOLD]}
+    assert all(limit[part] in Reader(render(verdict, trials)).text for part in limit)
+    assert "limit" not in document(*nothing())
 
 
 def test_a_winner_that_holds_more_is_set_beside_no_trial_at_a_lower_rate() -> None:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from fenno.recipe import Recipe
     from fenno.tune.arms import Arm
     from fenno.tune.confirm import Confirm
+    from fenno.tune.propose import Steps
+    from fenno.tune.run import Reckon
     from fenno.tune.session import Session
     from fenno.tune.space import Point, Space
     from fenno.tune.verdict import Verdict
@@ -92,6 +94,7 @@ def tune(
         if where:
             shared = opened.document["storage"]
             console.say(f"shared with every worker on {shared['name']} in {shared['url']}")
+        opened.run.reckon = reckoning(opened.run.recipe, ready.space, ready.known.engine.version)
         verdict = confirms.tune(opened.run, confirm=wanted, maximize=most, arm=arm)
     raise typer.Exit(tell(opened, verdict, serve=True))
 
@@ -172,6 +175,27 @@ def roofline(chosen: Recipe, space: Space, point: Point, engine: str) -> dict[st
     return {**bounds["many"], "batch": bounds["batch"]} if "many" in bounds else None
 
 
+def reckoning(chosen: Recipe, space: Space, engine: str) -> Reckon:
+    """What a step takes this host's GPUs at least, at any point, as `fenno plan` reckons; model and GPUs are looked at once."""
+    from fenno.commands.plan import hardware, model_config
+    from fenno.plan import make
+    from fenno.tune import output
+    from fenno.tune.propose import Roofline
+
+    try:
+        config, _ = model_config(chosen)
+        device, count = hardware(chosen, None, None)
+    except UsageError:
+        return lambda steps, point: None
+
+    def reckon(steps: Steps, point: Point) -> Roofline | None:
+        seen = {"tokens": steps.tokens, "batch": steps.sequences, "length": steps.length}
+        least = make.step(output.tuned(chosen, point, space), config, device, count, engine, **seen)
+        return Roofline(device.name, least.memory, least.compute) if least else None
+
+    return reckon
+
+
 def tell(opened: Session, verdict: Verdict, *, serve: bool) -> int:
     """A study's verdict and files for people, and its document. Returns the exit code. `serve`: say how to serve what it found."""
     from fenno.report import page
@@ -182,6 +206,9 @@ def tell(opened: Session, verdict: Verdict, *, serve: bool) -> int:
         opened.document["roofline"] = bound
     document = session.finish(opened, verdict, page.tune)
     console.say(verdict.sentence, style="bold")
+    if verdict.outcome != "met" and (limit := document.get("limit")):
+        console.say(f"what holds it back: {limit['name']} ({limit['evidence']})")
+        console.say(f"what would help: {limit['help']}" if limit["help"] else "")
     console.say(f"report: {document['report']}")
     if serve and "serve" in document:
         console.say(f"serve it: fenno serve {document['tuned']}\n  or: {document['serve']}")

@@ -75,6 +75,28 @@ def if_known(
         return None
 
 
+def step(
+    recipe: Recipe,
+    config: Config,
+    device: Device,
+    gpus: int,
+    engine: str | None,
+    *,
+    tokens: float,
+    batch: float,
+    length: float,
+) -> roofline.Step | None:
+    """What a step of the whole engine takes at least: of so many `tokens`, and in it `batch` sequences of `length` tokens, over all
+    replicas. None for what cannot be reckoned with, as of `if_known`, and a device whose figures are not known."""
+    try:
+        shape = shapes.read(config)
+        flags = _flags(recipe, device, gpus)
+        at = fit.setting(flags, recipe.engine.variables, config, shape, device, gpus, versions.release(engine or ""))
+        return roofline.step(shape, at, device, tokens / at.dp, batch / at.dp, length)
+    except (UsageError, LookupError, TypeError, ValueError):
+        return None
+
+
 def _flags(recipe: Recipe, device: Device, gpus: int) -> dict[str, Any]:
     """The recipe's flags, and the share of a GPU that its memory target leaves."""
     flags, target = dict(recipe.engine.flags), recipe.targets.memory

@@ -19,27 +19,50 @@ class Bound:
     by: str
 
 
-def decode(shape: Shape, at: Setting, device: Device, batch: int, length: float) -> Bound | None:
-    """A step of `batch` sequences of `length` tokens on each replica; None where the device's figures are not known."""
+@dataclass(frozen=True)
+class Step:
+    """Seconds that one step of a replica takes at least, through all its stages: until its bytes have come from memory, and until
+    its products are made."""
+
+    memory: float
+    compute: float
+
+
+def step(shape: Shape, at: Setting, device: Device, tokens: float, batch: float, length: float) -> Step | None:
+    """A step of `tokens` tokens on each replica: of prompts, and one for each of `batch` sequences that have `length` tokens in the
+    cache. None where the device's figures are not known. Attention's own products are left out."""
     if not device.bandwidth or not device.bf16:
         return None
-    moved = (_read(shape, at, batch) + batch * kept(shape, at, length)) / device.bandwidth
-    made = 2 * shape.computing * batch / (at.tp * at.pp) / peak(at, device)
-    stage = max(moved, made)
-    return Bound(at.pp * stage, at.dp * batch / stage, "memory" if moved >= made else "compute")
+    moved = (_read(shape, at, tokens) + batch * kept(shape, at, length)) / device.bandwidth
+    # Of a prompt only the last token meets the head.
+    made = 2 * ((shape.computing - _head(shape)) * tokens + _head(shape) * batch) / (at.tp * at.pp) / peak(at, device)
+    return Step(at.pp * moved, at.pp * made)
+
+
+def decode(shape: Shape, at: Setting, device: Device, batch: int, length: float) -> Bound | None:
+    """A step of `batch` sequences of `length` tokens on each replica; None where the device's figures are not known."""
+    if (found := step(shape, at, device, batch, batch, length)) is None:
+        return None
+    seconds = max(found.memory, found.compute)
+    # Stages work side by side, each on sequences of its own.
+    return Bound(seconds, at.dp * at.pp * batch / seconds, "memory" if found.memory >= found.compute else "compute")
 
 
 def prefill(shape: Shape, at: Setting, device: Device, prompt: float) -> Bound | None:
     """One prompt alone; None where the device's figures are not known."""
     if not device.bandwidth or not device.bf16 or prompt < 1:
         return None
-    head = sum(part.numbers * part.used for part in shape.parts if part.name in ("embedding", "head"))
     pairs = sum(
         prompt * prompt / 2 if not window or window >= prompt else window * (prompt - window / 2) for window in shape.windows
     )
-    products = 2 * (shape.computing - head) * prompt / peak(at, device) + 4 * shape.heads * shape.head * pairs / device.bf16
+    products = 2 * (shape.computing - _head(shape)) * prompt / peak(at, device) + 4 * shape.heads * shape.head * pairs / device.bf16
     made, moved = products / (at.tp * at.pp), at.pp * _read(shape, at, prompt) / device.bandwidth
     return Bound(max(made, moved), at.dp * prompt / made, "memory" if moved >= made else "compute")
+
+
+def _head(shape: Shape) -> float:
+    """Weights that compute for a token that is sampled, and not for every token of a prompt."""
+    return sum(part.numbers * part.used for part in shape.parts if part.name in ("embedding", "head"))
 
 
 def peak(at: Setting, device: Device) -> float:

@@ -41,6 +41,7 @@ def tune(document: Document, trials: Sequence[Trial], recipe: Recipe, space: Spa
     parts = [
         headline(document, trials, recipe),
         targets(document, recipe, best, before),
+        binding(best),
         comparison(document, best, before),
         outputs(document),
         settings(document, best, trials, space),
@@ -99,6 +100,15 @@ def targets(document: Document, recipe: Recipe, best: Trial | None, before: Tria
     if best:
         note = "; ".join([f"Figures of trial {best.number} ({best.state}), {words.origin(best)}", *words.remarks(best)])
     return section("Targets", tag("p", note, class_="quiet"), tag("div", *cards, class_="cards"))
+
+
+def binding(best: Trial | None) -> str:
+    """What holds the point that is spoken of back, and what would help."""
+    if best is None or best.limit is None:
+        return ""
+    parts = [tag("p", tag("b", best.limit.name), f": {best.limit.evidence}")]
+    parts += [tag("p", f"What would help: {best.limit.help}")] if best.limit.help else []
+    return section("What holds it back", *parts)
 
 
 def target_card(finding: Finding, name: str, before: Trial | None) -> Html:
@@ -209,12 +219,18 @@ def worth(document: Document, best: Trial | None, trials: Sequence[Trial], space
     if not any(back.values()):
         return ""
     names = [f.target for f in verdicts.findings(best)]
-    heads = ["Without", "State", *map(words.label, names)]
-    rows = [row(heads, ["the winner itself", badge(best.state), *of_targets(best, names)])]
+    heads = ["Without", "State", *map(words.label, names), "Held back by"]
+    rows = [row(heads, ["the winner itself", badge(best.state), *of_targets(best, names), held_back(best)])]
     for knob, found in back.items():
-        cells = [badge(found.state), *of_targets(found, names)] if found else ["not measured", *("" for _ in names)]
+        nothing = ["not measured", *("" for _ in heads[2:])]
+        cells = [badge(found.state), *of_targets(found, names), held_back(found)] if found else nothing
         rows.append(row(heads, [tag("code", f"{knob}={changed[knob]}"), *cells]))
     return section("What each change brings", table("The winner with one change put back at a time", heads, rows, class_="stack"))
+
+
+def held_back(trial: Trial) -> str:
+    """The name of what held a trial back."""
+    return trial.limit.name if trial.limit else ""
 
 
 def listed(values: Sequence[Scalar]) -> str:

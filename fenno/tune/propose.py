@@ -14,6 +14,27 @@ from fenno.tune.space import BUDGET, CAP, POLICY, Space
 
 
 @dataclass(frozen=True)
+class Steps:
+    """What the engine's steps were in the mean: how many seconds one took, and how many tokens, of prompts too; the sequences in
+    it, and how many tokens each of these had in the cache."""
+
+    seconds: float
+    tokens: float
+    sequences: float
+    length: float
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Seconds that such a step takes `device` at least, by its datasheet: until its bytes have come from memory, and until its
+    products are made."""
+
+    device: str
+    memory: float
+    compute: float
+
+
+@dataclass(frozen=True)
 class Load:
     """What the engine said of itself while the counted requests ran; means, None where this version does not say."""
 
@@ -26,6 +47,7 @@ class Load:
     client_ttft: float | None = None
     in_flight: float | None = None
     server_cpu: float | None = None  # cores that the one HTTP process took
+    steps: Steps | None = None
 
 
 @dataclass(frozen=True)
@@ -34,6 +56,11 @@ class Limit:
 
     name: str
     evidence: str
+
+    @property
+    def help(self) -> str:
+        """What would help; empty where nothing is known to."""
+        return HELP.get(self.name, "")
 
 
 @dataclass(frozen=True)
@@ -59,8 +86,8 @@ class Proposal:
 BUSY = 0.9
 
 
-def diagnose(load: Load, point: spaces.Point) -> Limit:
-    """The binding limit of a point under its load."""
+def diagnose(load: Load, point: spaces.Point, roofline: Roofline | None = None) -> Limit:
+    """The binding limit of a point under its load. `roofline`: of `load.steps`, where the GPU is one whose figures are known."""
     waiting, running = load.waiting or 0.0, load.running or 0.0
     if (load.preemptions or 0) > 0 or (load.kv_usage or 0.0) > 0.95:
         return Limit("kv", f"the KV cache was {100 * (load.kv_usage or 0):.0f} % full, {load.preemptions or 0:.0f} preemptions")
@@ -81,8 +108,37 @@ def diagnose(load: Load, point: spaces.Point) -> Limit:
     if waiting >= 1 and isinstance(budget, int) and (load.step_tokens or 0.0) >= 0.8 * budget:
         return Limit("budget", f"{waiting:.0f} requests waited; a step took {load.step_tokens:.0f} of at most {budget} tokens")
     waited = f"{waiting:.2g}" if waiting < 1 else f"{waiting:.0f}"
-    evidence = f"{running:.0f} requests ran and {waited} waited: steps take long"
-    return Limit("queue" if waiting else "compute", evidence)
+    name, took = bound(load.steps, roofline)
+    return Limit("queue" if waiting else name, f"{running:.0f} requests ran and {waited} waited: steps take long{took}")
+
+
+def bound(steps: Steps | None, roofline: Roofline | None) -> tuple[str, str]:
+    """What makes steps take as long as they do, and the evidence. It is neither memory nor products where both together are less
+    than half of a step; which of them it is cannot be told where nothing is known of the GPU, and on a CPU."""
+    if steps is None or roofline is None or steps.seconds <= 0:
+        return UNTOLD, ""
+    names = {"memory bandwidth": roofline.memory, "compute": roofline.compute}
+    neither = sum(names.values()) < steps.seconds / 2
+    name = "overhead" if neither else max(names, key=lambda one: names[one])
+    least = f"{1e3 * roofline.memory:.2g} ms for its bytes and {1e3 * roofline.compute:.2g} ms for its products"
+    return name, f", {1e3 * steps.seconds:.3g} ms of {steps.tokens:.0f} tokens, for which {roofline.device} needs at least {least}"
+
+
+UNTOLD = "compute or memory bandwidth"
+_GPUS = "more GPUs (`tensor-parallel-size`), or fewer requests on each"
+# By limit: what would help, also where fenno does not turn it by itself.
+HELP = {
+    "front end": "more HTTP processes (`api-server-count`), vLLM's Rust front end, a larger `stream-interval`",
+    "sequences": "a higher `max-num-seqs`, as far as the KV cache goes",
+    "budget": "a larger `max-num-batched-tokens`",
+    "queue": "fewer sequences at a time, another order, another budget of tokens",
+    "kv": "fewer sequences at a time, a larger `gpu-memory-utilization`; FP8 in the cache, which changes answers",
+    "memory": "a smaller `gpu-memory-utilization` or `kv-cache-memory-bytes`",
+    "memory bandwidth": f"more prompt tokens a step, which cost it little; {_GPUS}; fewer bits, which change answers",
+    "compute": f"fewer prompt tokens a step, prefix caching where prompts begin alike; {_GPUS}; FP8, which changes answers",
+    "overhead": "CUDA graphs as large as the batch (`max-cudagraph-capture-size`), `async-scheduling`, a faster processor",
+    UNTOLD: f"fewer sequences or prompt tokens a step; {_GPUS}",
+}
 
 
 # By limit: which knob to move and where, in the order of trying. None as direction is the other policy.
@@ -95,7 +151,9 @@ _MOVES: dict[str, tuple[tuple[str, bool | None], ...]] = {
     # However few wait in the mean: at some requests a second that makes one of twenty late.
     "queue": ((CAP, False), (POLICY, None), (BUDGET, False), (BUDGET, True)),
     # Where nothing ever waits, no order brings anything.
-    "compute": ((CAP, False), (BUDGET, False), (BUDGET, True)),
+    **dict.fromkeys((UNTOLD, "compute", "overhead"), ((CAP, False), (BUDGET, False), (BUDGET, True))),
+    # A step that waits for its bytes takes prompts along almost for nothing.
+    "memory bandwidth": ((BUDGET, True), (CAP, False), (BUDGET, False)),
 }
 _REASONS = {
     (CAP, True): "let more requests run",
@@ -141,6 +199,7 @@ _RESTARTS = {
     "front end": ("api-server-count", "VLLM_USE_RUST_FRONTEND", "stream-interval"),
     "kv": _MEMORY,
     "memory": _MEMORY,
+    "overhead": ("async-scheduling", "max-cudagraph-capture-size", "performance-mode"),
 }
 
 

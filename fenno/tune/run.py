@@ -23,7 +23,7 @@ from fenno.tune import verdict as verdicts
 from fenno.tune.bench import Bench, Seat
 from fenno.tune.claims import Claim
 from fenno.tune.judge import Judgement
-from fenno.tune.propose import Limit, Proposal
+from fenno.tune.propose import Limit, Load, Proposal, Roofline, Steps
 from fenno.tune.space import Point, Space
 from fenno.tune.study import Study, Trial
 from fenno.tune.verdict import Verdict
@@ -47,9 +47,14 @@ class Events(benches.Events, Protocol):
         """A trial has ended."""
 
 
+# What a step of an engine at a point takes at least; None where nothing is known of its GPUs.
+Reckon = Callable[[Steps, Point], Roofline | None]
+
+
 @dataclass
 class Run:
-    """One `fenno tune`. `deadline` is on the bench's clock; `first`: another study's point, tried before what the rules name."""
+    """One `fenno tune`. `deadline` is on the bench's clock; `first`: another study's point, tried before what the rules name;
+    `reckon`: the roofline of this host."""
 
     recipe: Recipe
     space: Space
@@ -59,6 +64,7 @@ class Run:
     events: Events
     bench: Bench
     first: Point | None = None
+    reckon: Reckon = lambda steps, point: None
 
     def time_left(self) -> float:
         return self.deadline - self.bench.now()
@@ -373,9 +379,14 @@ def measured(run: Run, seat: Seat, blank: Trial, arm: str, patience: int = 1) ->
         seconds=result.seconds,
         judgement=result.judgement.as_dict(),
         summary=result.summary,
-        limit=out_of_memory(result.judgement) or propose.diagnose(result.load, blank.point),
+        limit=out_of_memory(result.judgement) or diagnosed(run, result.load, blank.point),
         reason="" if result.valid else "; ".join(result.judgement.notes),
     )
+
+
+def diagnosed(run: Run, load: Load, point: Point) -> Limit:
+    """What holds a point back, by what this host's GPUs need for steps as they were seen."""
+    return propose.diagnose(load, point, run.reckon(load.steps, point) if load.steps else None)
 
 
 def out_of_memory(judgement: Judgement) -> Limit | None:

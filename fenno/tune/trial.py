@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import statistics
 import time
@@ -26,7 +27,7 @@ from fenno.load.record import Record
 from fenno.load.requests import Requests
 from fenno.recipe import Latency, Recipe, Targets, Workload
 from fenno.tune.judge import Figure, Judgement, judge
-from fenno.tune.propose import Load
+from fenno.tune.propose import Load, Steps
 
 # A trial is looked at after one, two and three windows. Each look gets a third of the 5 % that may be wrong, so that the three
 # together stay below it; at that level a P95 needs 94 requests, and some more leave room for a few that were late.
@@ -317,7 +318,24 @@ def engine_load(samples: Sequence[Sample], records: Sequence[Record], in_flight:
         client_ttft=statistics.fmean(good) if good else None,
         in_flight=in_flight,
         server_cpu=grown.process_cpu_seconds / seconds if grown.process_cpu_seconds is not None and seconds > 0 else None,
+        steps=steps(grown, _mean(s.metrics.running for s in samples), seconds, records),
     )
+
+
+def steps(grown: Metrics, running: float | None, seconds: float, records: Sequence[Record]) -> Steps | None:
+    """What the steps of some `seconds` were in the mean; None where the engine does not say, or made no tokens.
+
+    Every step makes one token for each sequence in it: so many steps that is. The engine's own histogram of them counts one step
+    several times where there are several HTTP processes. Speculative decoding makes more, and the steps look shorter than they are.
+    """
+    made, prompts = grown.generation_tokens, grown.prompt_tokens
+    answered = [r for r in records if r.ok and r.tokens]
+    if not running or not made or prompts is None or not answered:
+        return None
+    taken = max(0.0, prompts - (grown.prefix_cache_hits or 0.0)) + made
+    # A long answer is in more steps than a short one; on average it is half written.
+    lengths = math.fsum(r.tokens * ((r.prompt_tokens or r.asked_prompt or 0) + r.tokens / 2) for r in answered)
+    return Steps(seconds * running / made, running * taken / made, running, lengths / sum(r.tokens for r in answered))
 
 
 def _mean(numbers: Iterable[float | None]) -> float | None:

@@ -119,9 +119,15 @@ def document(verdict: Verdict, space: Space, trials: Sequence[Trial]) -> dict[st
             if f.figure
         },
         "trials": len(trials),
+        **_limit(best),
         **_outputs(best, trials),
         **({"capacity": verdict.capacity.as_dict()} if verdict.capacity else {}),
     }
+
+
+def _limit(best: Trial | None) -> dict[str, Any]:
+    """What holds the point that is spoken of back, and what would help."""
+    return {"limit": {**asdict(best.limit), "help": best.limit.help}} if best and best.limit else {}
 
 
 def _outputs(best: Trial | None, trials: Sequence[Trial]) -> dict[str, Any]:
