@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -19,6 +19,7 @@ from fenno.errors import FennoError
 _WIDTH = int(os.environ["COLUMNS"]) if os.environ.get("COLUMNS", "").isdigit() else None
 err = Console(stderr=True, highlight=False, width=_WIDTH, soft_wrap=True)
 verbosity = 0
+SCHEMA = 1  # of every document that brings no other: keys may be added; where one changes its meaning or goes, the number does
 
 
 def say(text: str, *, style: str | None = None, level: int = 0) -> None:
@@ -34,13 +35,18 @@ def fail(error: FennoError) -> None:
         err.print(f"  {error.hint}", markup=False)
 
 
-def result(document: Any) -> None:
-    """One JSON document as the last line of standard output. Numbers that are not finite become null: JSON has none."""
-    sys.stdout.write(json.dumps(finite(document), separators=(",", ":"), allow_nan=False) + "\n")
+def result(document: Mapping[str, Any]) -> None:
+    """One JSON document as the last line of standard output."""
+    sys.stdout.write(dumps(document))
     sys.stdout.flush()
 
 
-def document(made: Any, *, asked: bool) -> None:
+def dumps(document: Mapping[str, Any]) -> str:
+    """A document as a line of JSON, its `schema` first. Numbers that are not finite become null: JSON has none."""
+    return json.dumps(finite({"schema": SCHEMA, **document}), separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def document(made: Mapping[str, Any], *, asked: bool) -> None:
     """The JSON document of a command that people read: longer than a screen, so that a terminal gets it by --json alone."""
     if asked or not sys.stdout.isatty():
         result(made)

@@ -182,8 +182,8 @@ def test_what_will_be_sent_is_said_before_it_is(asked: dict[str, Any], says: str
     ("targets", "goodput", "says"),
     [
         ({}, 4.0, ""),
-        ({"p95_ttft": 800.0, "a:p99_gap": 2e3}, 3.5, "3.50 requests/s kept every latency target (p95_ttft 800 ms, a:p99_gap 2 s)"),
-        ({"p95_ttft": 1.0}, 0.0, "0.00 requests/s kept every latency target (p95_ttft 1 ms)"),
+        ({"p95_ttft": 0.8, "a:p99_gap": 2.0}, 3.5, "3.50 requests/s kept every latency target (p95_ttft 800 ms, a:p99_gap 2 s)"),
+        ({"p95_ttft": 0.001}, 0.0, "0.00 requests/s kept every latency target (p95_ttft 1 ms)"),
         ({"p95_ttft": 1.0}, None, ""),
     ],
 )

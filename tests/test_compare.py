@@ -150,6 +150,12 @@ def test_the_number_of_metrics_does_not_make_a_difference() -> None:
     assert [f.state for f in judge.holm([findings[0], judge.Finding("B", metric, None, 1.0)])] == ["worse", "not measured"]
 
 
+def test_a_figure_has_the_unit_of_its_target_in_the_document_and_milliseconds_in_the_table() -> None:
+    figure = judge.own(judge.TABLE[1], [block(100.0)] * 6)
+    assert figure and figure.value == pytest.approx(0.1)
+    assert words.show("p95_ttft", vars(figure)) == "100 ms (100 to 100)"
+
+
 def test_availability_without_a_failure_is_as_sure_as_its_requests_are_many() -> None:
     figure = judge.own(judge.TABLE[3], [block(100.0)] * 6)
     assert figure and figure.value == 1.0 and figure.high == 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from rich.cells import cell_len
@@ -65,7 +66,8 @@ def test_on_a_narrow_terminal_a_table_keeps_every_character(name: str, width: in
 
 
 @pytest.mark.parametrize(
-    ("terminal", "asked", "printed"), [(True, False, ""), (True, True, '{"a":1}\n'), (False, False, '{"a":1}\n')]
+    ("terminal", "asked", "printed"),
+    [(True, False, ""), (True, True, '{"schema":1,"a":1}\n'), (False, False, '{"schema":1,"a":1}\n')],
 )
 def test_a_terminal_gets_the_document_when_it_asks(
     terminal: bool, asked: bool, printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -73,3 +75,9 @@ def test_a_terminal_gets_the_document_when_it_asks(
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
     console.document({"a": 1}, asked=asked)
     assert capsys.readouterr().out == printed
+
+
+def test_commands_print_json_by_the_console_alone_which_names_the_schema() -> None:
+    folder = Path(console.__file__).with_name("commands")
+    others = {path.name for path in folder.glob("*.py") if "json.dumps" in path.read_text()}
+    assert others == {"recipes.py", "report.py"}, "a recipe's JSON Schema, and the keys of vLLM's own benchmark"

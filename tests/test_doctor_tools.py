@@ -78,7 +78,7 @@ def test_the_commands_report_is_one_json_document(tmp_path: Path) -> None:
         [sys.executable, "-m", "fenno", "doctor", "cpu-small", "--report"], capture_output=True, text=True, env=env
     )
     assert done.returncode in (0, 1), done.stderr
-    assert json.loads(done.stdout)["document"]["version"] == 1 and "hf_0123" not in done.stdout
+    assert json.loads(done.stdout)["document"]["schema"] == 1 and "hf_0123" not in done.stdout
 
 
 def deep(environment: Environment, files: dict[str, str]) -> Any:

@@ -68,7 +68,7 @@ def doctor(
     if not as_json:
         for line in [*show.lines(results, facts, full=console.verbosity > 0), show.summary(made)]:
             console.say(line, style={"FAIL": "bold red", "warn": "yellow"}.get(line[:4]))
-    console.document(made.model_dump(mode="json"), asked=as_json)
+    console.document(made.model_dump(mode="json", by_alias=True), asked=as_json)
     raise typer.Exit(errors.FAILED if made.summary["fail"] else errors.OK)
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from fenno import console
 from fenno.errors import UsageError
 
 group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make small random models, and Grok-2's tokenizer readable.")
@@ -33,8 +34,6 @@ def model_dummy(
     python: Annotated[str, typer.Option(help="an interpreter with torch and safetensors, as an engine's is")] = sys.executable,
 ) -> None:
     """Write a Grok with random weights, under the names and in the files of the published ones."""
-    import json
-
     from fenno.engine import checkpoint, dummy
 
     if kind not in checkpoint.CONFIGS or dtype not in ("float32", "bfloat16", "float16"):
@@ -43,14 +42,12 @@ def model_dummy(
     cut = parts if parts is not None else 8 if kind == "grok2" else 0
     config = checkpoint.CONFIGS[kind](size, dtype)
     written = checkpoint.make(config, folder, python=python, parts=cut, std=std, seed=seed)
-    print(json.dumps({"folder": str(folder), "files": len(written), "bytes": sum(path.stat().st_size for path in written)}))
+    console.result({"folder": str(folder), "files": len(written), "bytes": sum(path.stat().st_size for path in written)})
 
 
 @group.command("prepare")
 def model_prepare(folder: Annotated[Path, typer.Argument(metavar="DIR", help="a folder with Grok-2's tokenizer.tok.json")]) -> None:
     """Make Grok-2's tokenizer one that vLLM reads, with its chat template."""
-    import json
-
     from fenno.engine import tokenizer
 
-    print(json.dumps({"written": [str(path) for path in tokenizer.prepare(folder)]}))
+    console.result({"written": [str(path) for path in tokenizer.prepare(folder)]})

@@ -109,7 +109,9 @@ def told(folder: Path, to: str) -> str:
         return page.page(kept, document, __version__)
     if to == "prometheus":
         return export.prometheus(document, kept.result.plan.model)
-    return json.dumps(console.finite(export.vllm(kept, document) if to == "vllm" else document)) + "\n"
+    if to == "vllm":
+        return json.dumps(console.finite(export.vllm(kept, document))) + "\n"
+    return console.dumps(document)
 
 
 @contextlib.contextmanager

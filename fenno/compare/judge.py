@@ -48,7 +48,7 @@ class Metric:
         return self.name != "availability"
 
     def of(self, block: Document) -> float | None:
-        """The block's figure: infinite for a latency that falls on a failure, None where there is none."""
+        """The block's figure in the unit of a target: a latency in seconds, infinite where it falls on a failure; None for none."""
         part = block["classes"].get(self.cls) if self.cls else block
         if part is None:
             return None
@@ -60,7 +60,7 @@ class Metric:
         percentile, latency = self.name.split("_")
         value = part[latency][percentile]
         late = part["completed"] < part["requests"] * float(percentile[1:]) / 100
-        return math.inf if value is None and late else value
+        return math.inf if value is None and late else value and value / 1e3
 
 
 TABLE = tuple(Metric(name, primary=True) for name in ("qps", "p95_ttft", "memory", "availability"))
@@ -188,7 +188,7 @@ def _noise(metric: Metric, blocks: Sequence[Document]) -> float:
         return 1e-9
     lags: list[float] = [((block.get("client") or {}).get("lag_ms") or {}).get("p50", 0.0) for block in blocks]
     least = min(value for block in blocks if (value := metric.of(block)))
-    return max(1e-9, statistics.median(lags) / least)
+    return max(1e-9, statistics.median(lags) / 1e3 / least)
 
 
 def _paired(mine: Sequence[float], theirs: Sequence[float]) -> tuple[Interval, float]:

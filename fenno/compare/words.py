@@ -31,7 +31,7 @@ def show(metric: str, figure: dict[str, Any] | None) -> str:
     """A figure with its interval, in the metric's unit."""
     if figure is None:
         return "—"
-    scale, unit = _UNITS.get(metric.rpartition(":")[2], (1.0, " ms"))
+    scale, unit = _UNITS.get(metric.rpartition(":")[2], (1e-3, " ms"))
     value, low, high = (None if figure[key] is None else figure[key] / scale for key in ("value", "low", "high"))
     ends = f" ({low:.5g} to {high:.5g})" if low is not None and high is not None else ""
     return f"{value:.5g}{unit}{ends}"

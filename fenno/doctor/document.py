@@ -13,7 +13,7 @@ from fenno import __version__
 from fenno.doctor.check import STATUSES, Check, Finding
 from fenno.doctor.facts import Facts
 
-VERSION = 1
+SCHEMA = 1
 
 
 class Model(BaseModel):
@@ -43,9 +43,9 @@ class Pair(Model):
 
 
 class Document(Model):
-    """What `fenno doctor` found. Keys may be added; a document that changes or drops some has another `version`."""
+    """What `fenno doctor` found. Keys may be added; a document that changes or drops some has another `schema`."""
 
-    version: Literal[1]
+    schema_: Literal[1] = Field(alias="schema")
     fenno: str
     recipe: str | None
     seconds: float = Field(ge=0)
@@ -59,7 +59,7 @@ def make(results: Sequence[tuple[Check, Finding]], facts: Facts, seconds: float)
     counted = Counter(finding.status for _, finding in results)
     joined = facts.topology
     return Document(
-        version=VERSION,
+        schema=SCHEMA,
         fenno=__version__,
         recipe=facts.recipe.name if facts.recipe else None,
         seconds=round(seconds, 3),
@@ -92,7 +92,7 @@ def described(check: Check) -> dict[str, str]:
 def schema() -> dict[str, Any]:
     """The JSON Schema of the document."""
     made = Document.model_json_schema()
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"fenno-doctor-{VERSION}", **made}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": f"fenno-doctor-{SCHEMA}", **made}
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ def bundle(document: Document, facts: Facts) -> dict[str, Any]:
         known["engine"] |= {name: len(getattr(facts.engine, name) or ()) for name in COUNTED}
     known["variables"] = variables(facts.variables)
     known["recipe"] = facts.recipe.model_dump(mode="json") if facts.recipe else None
-    made: dict[str, Any] = redact({"document": document.model_dump(mode="json"), "facts": known}, names(facts.variables))
+    told = document.model_dump(mode="json", by_alias=True)
+    made: dict[str, Any] = redact({"document": told, "facts": known}, names(facts.variables))
     return made
 
 

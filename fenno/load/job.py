@@ -191,7 +191,7 @@ def document(result: Result, targets: Targets) -> dict[str, Any]:
         "next_steps": [*fit.steps, *(step for _, step in more)],
         "flags": flags(result.plan, summary),
         **summary,
-        "targets": {name: figures.milliseconds(limit) for name, limit in targets.latencies().items()},
+        "targets": dict(targets.latencies()),
         "client": {
             "lag_ms": vars(state.lag),
             "lateness_ms": vars(state.lateness),

@@ -45,7 +45,7 @@ def goodput(document: dict[str, Any]) -> str:
     """How much of it was within the latency targets; "" where there are none."""
     if not document["targets"] or document["goodput"] is None:
         return ""
-    wanted = ", ".join(f"{name} {units.show_duration(limit / 1e3)}" for name, limit in document["targets"].items())
+    wanted = ", ".join(f"{name} {units.show_duration(limit)}" for name, limit in document["targets"].items())
     return f"{document['goodput']:.2f} requests/s kept every latency target ({wanted})"
 
 

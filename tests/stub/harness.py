@@ -129,6 +129,7 @@ class Done:
     def document(self) -> dict[str, Any]:
         """The last line of standard output."""
         document: dict[str, Any] = json.loads(self.out.splitlines()[-1])
+        assert next(iter(document)) == "schema", "a document says what kind it is"
         return document
 
 
