@@ -236,13 +236,13 @@ def made(flags: dict[str, Any], **engine: Any) -> list[Arm]:
 @pytest.mark.parametrize(
     ("gpus", "flags", "said"),
     [
-        (["2"], {}, "given once for 2 recipes; it names GPUs, not how many"),
+        (["2"], {}, "given once for 2 recipes"),
         (["0", "1", "2"], {}, "given 3 times for 2 recipes"),
         (["0,1", "1"], {}, "share a GPU"),
         (["0", "00"], {}, "share a GPU"),
         (["0", ""], {}, "share a GPU, or name none"),
         (["0,1", "2"], {}, "0,1 and 2 are not equally many"),
-        (["0", "1"], {"tensor-parallel-size": 2}, "two runs on 2 GPUs, and --gpus names 1 for it"),
+        (["0", "1"], {"tensor-parallel-size": 2}, "two runs on 2 GPUs, and --devices names 1 for it"),
         (["0,1", "2,3"], {"tensor-parallel-size": 2, "pipeline-parallel-size": 2}, "two runs on 4 GPUs"),
     ],
 )
@@ -254,7 +254,7 @@ def test_gpus_on_which_arms_cannot_run_side_by_side_are_a_sentence(gpus: list[st
 def test_gpus_are_for_several_engines_that_fenno_starts() -> None:
     with pytest.raises(UsageError, match="that fenno starts"):
         run.check_gpus(["0", "1"], made({}, model=None, url="http://a"))
-    with pytest.raises(UsageError, match="--gpus has recipes run side by side, and there is one"):
+    with pytest.raises(UsageError, match="--devices has recipes run side by side, and there is one"):
         run.check_gpus(["0"], made({})[:1])
     run.check_gpus([], made({}, model=None, url="http://a"))
     run.check_gpus(["0", "1"], made({}))

@@ -95,7 +95,7 @@ def gone(place: Place) -> Done:
 def beside(place: Place) -> Ran:
     """Two recipes on two GPUs; each engine notes which it was given."""
     place.python.write_text(place.python.read_text().replace('"$*"', '"$* for $STUB_ARM on $CUDA_VISIBLE_DEVICES"'))
-    how = (*TIMES[:2], "--duration", "3s", *TIMES[4:], "--rounds", 3, "--gpus", 0, "--gpus", 1)
+    how = (*TIMES[:2], "--duration", "3s", *TIMES[4:], "--rounds", 3, "--devices", 0, "--devices", 1)
     return Ran(place.fenno("compare", *sound_and_failing(place), *how, timeout=200), place)
 
 
@@ -103,12 +103,12 @@ def one_dies(place: Place) -> Ran:
     """Of two side by side, over days."""
     arms = [place.recipe(), place.recipe(name="deadly", env={"STUB_DIE": 20})]
     each = ("--each", "3s", "--blocks", 3, *TIMES[:2], *TIMES[4:])
-    return Ran(place.fenno("soak", *arms, *each, "--gpus", 0, "--gpus", 1, timeout=220), place)
+    return Ran(place.fenno("soak", *arms, *each, "--devices", 0, "--devices", 1, timeout=220), place)
 
 
 def beside_interrupted(place: Place) -> Ran:
     """By Ctrl-C while both are measured."""
-    gpus = ("--gpus", 0, "--gpus", 1)
+    gpus = ("--devices", 0, "--devices", 1)
     run = place.start("compare", place.recipe(), place.recipe(name="other"), *TIMES[:2], "--duration", "60s", *gpus)
     arms = [f"fenno-comparisons/*/001-{name}/records-*" for name in "AB"]
     run.until(lambda _: all(any(path.stat().st_size for path in place.folder.glob(arm)) for arm in arms))

@@ -155,7 +155,7 @@ def two_workers(place: Place) -> Story:
     with socket.create_server(("127.0.0.1", 0)) as other:
         flags = {"max-num-seqs": 1, "port": other.getsockname()[1]}
         engine = {"flags": flags, "scheduler": "token_aware", "ready_timeout": "120s"}
-        asked = ("tune", place.recipe(**{**NARROW, "engine": engine}), "--storage", "sqlite:///shared.db", "--gpus", "0")
+        asked = ("tune", place.recipe(**{**NARROW, "engine": engine}), "--storage", "sqlite:///shared.db", "--devices", "0")
         both = [place.start(*asked), place.start(*asked)]
         for each in both:
             each.until(lambda said: "shared with every worker on stub-" in said)

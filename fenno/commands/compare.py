@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 AvailabilityOption = Annotated[str | None, typer.Option(help="complete and correct answers in time: 99.5%")]
 MarginOption = Annotated[str, typer.Option(help="of equivalence: differences surely within it fail nothing; 0: there is none")]
-GpusOption = Annotated[
+DevicesOption = Annotated[
     list[str] | None,
     typer.Option(help="run recipes side by side, places swapped each round: CUDA_VISIBLE_DEVICES of one, once for each recipe"),
 ]
@@ -62,7 +62,7 @@ def compare(
     extra_body: BodyOption = None,
     ca_file: AuthorityOption = None,
     processes: Annotated[int, typer.Option(help="client processes")] = 1,
-    gpus: GpusOption = None,
+    devices: DevicesOption = None,
     junit: JunitOption = None,
     out: Annotated[Path, typer.Option(help="where raw records are kept")] = Path("fenno-comparisons"),
     as_json: JsonOption = False,
@@ -73,7 +73,7 @@ def compare(
 
     target, equivalent = judged(target_availability, margin)
     arms = run.chosen(names, reader(model, endpoint, api_key_env, ca_file))
-    places, folder = gpus or (), None
+    places, folder = devices or (), None
     if arms[0].recipe is None:
         run.check_gpus(places, arms)
         found = run.from_disk(arms)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fenno import console, units
-from fenno.commands.compare import AvailabilityOption, GpusOption, JunitOption, MarginOption, judged, reader, tell, traffic
+from fenno.commands.compare import AvailabilityOption, DevicesOption, JunitOption, MarginOption, judged, reader, tell, traffic
 from fenno.commands.given import (
     AuthorityOption,
     BodyOption,
@@ -46,7 +46,7 @@ def soak(
     extra_body: BodyOption = None,
     ca_file: AuthorityOption = None,
     processes: Annotated[int, typer.Option(help="client processes")] = 1,
-    gpus: GpusOption = None,
+    devices: DevicesOption = None,
     junit: JunitOption = None,
     out: Annotated[Path, typer.Option(help="where raw records are kept")] = Path("fenno-soaks"),
     as_json: JsonOption = False,
@@ -60,7 +60,7 @@ def soak(
     arms = run.chosen(names, reader(model, endpoint, api_key_env, ca_file), least=1)
     if arms[0].recipe is None:
         raise UsageError(f"{names[0]} is a load test that is over", "compare such with `fenno compare`")
-    places = gpus or ()
+    places = devices or ()
     sent = {"users": users, "rate": rate, "seed": seed, "prompts": prompts, "processes": processes, "extra_body": extra_body}
     plan = traffic(arms, places, quantity("--each", units.duration, each) / blocks, warmup, timeout, headers=header or (), **sent)
     folder = soaks.folder_of(arms, plan, blocks, out, places)

@@ -46,7 +46,7 @@ def tune(
     storage: Annotated[
         str | None, typer.Option(help="a database whose study several workers share: sqlite:////shared/f.db, postgresql://HOST/DB")
     ] = None,
-    gpus: Annotated[str | None, typer.Option(help="the GPUs of this worker: 0,1 (CUDA_VISIBLE_DEVICES)")] = None,
+    devices: Annotated[str | None, typer.Option(help="the GPUs of this worker: 0,1 (CUDA_VISIBLE_DEVICES)")] = None,
     trials_from: Annotated[str | None, typer.Option(metavar="STUDY", help="try what was best in another study first")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="do not go on with an interrupted study")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would be done, start nothing")] = False,
@@ -71,7 +71,7 @@ def tune(
     short: dict[str, object] = {"p95_ttft": target_p95, "qps": target_qps, "memory": max_memory}
     chosen = recipe.load(path).with_targets(**{**short, **named(target)})
     check_prompts(chosen.workload.prompts)
-    use_gpus(chosen, gpus)
+    use_devices(chosen, devices)
     where = storages.address(storage) if storage else None
     wanted, most = cast("Confirm", confirm), maximize is not None
     arm = cast("Arm | None", control)
@@ -113,12 +113,12 @@ def check_options(confirm: str, maximize: str | None, control: str | None, usele
         raise UsageError(f"--watch measures a recipe as it is: {given} does not go with it", "leave one of them out")
 
 
-def use_gpus(recipe: Recipe, names: str | None) -> None:
+def use_devices(recipe: Recipe, names: str | None) -> None:
     """Show this worker's engines no other GPUs. Raises `UsageError` where the recipe names some itself."""
     if names is None:
         return
     if "CUDA_VISIBLE_DEVICES" in recipe.engine.env:
-        raise UsageError("--gpus, and CUDA_VISIBLE_DEVICES in the recipe's `engine.env`", "leave one of them out")
+        raise UsageError("--devices, and CUDA_VISIBLE_DEVICES in the recipe's `engine.env`", "leave one of them out")
     os.environ["CUDA_VISIBLE_DEVICES"] = names
 
 

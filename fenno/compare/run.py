@@ -126,23 +126,24 @@ def check_gpus(gpus: Sequence[str], arms: Sequence[Arm]) -> None:
     if not gpus:
         return
     if len(arms) < 2:
-        raise UsageError("--gpus has recipes run side by side, and there is one", "leave it out, and set CUDA_VISIBLE_DEVICES")
+        raise UsageError("--devices has recipes run side by side, and there is one", "leave it out, and set CUDA_VISIBLE_DEVICES")
     if len(gpus) != len(arms):
         times = "once" if len(gpus) == 1 else f"{len(gpus)} times"
-        said = f"--gpus was given {times} for {len(arms)} recipes; it names GPUs, not how many"
-        raise UsageError(said, "give it once for each recipe: --gpus 0 --gpus 1")
+        said = f"--devices was given {times} for {len(arms)} recipes"
+        raise UsageError(said, "give it once for each recipe: --devices 0 --devices 1")
     places = [[_gpu(name.strip()) for name in place.split(",")] for place in gpus]
     named = [name for place in places for name in place]
     if len(set(named)) != len(named) or not all(named):
-        raise UsageError(f"--gpus {' and '.join(gpus)} share a GPU, or name none", "give each recipe GPUs of its own")
+        raise UsageError(f"--devices {' and '.join(gpus)} share a GPU, or name none", "give each recipe GPUs of its own")
     recipes = [arm.recipe for arm in arms if arm.recipe is not None and not arm.recipe.engine.url]
     if len(recipes) < len(arms):
-        raise UsageError("--gpus is for engines that fenno starts", "compare URLs and stored runs without it")
+        raise UsageError("--devices is for engines that fenno starts", "compare URLs and stored runs without it")
     if len({len(place) for place in places}) > 1:
-        raise UsageError(f"--gpus {' and '.join(gpus)} are not equally many", "recipes change places: name as many GPUs for each")
+        said = f"--devices {' and '.join(gpus)} are not equally many"
+        raise UsageError(said, "recipes change places: name as many GPUs for each")
     if (most := max(recipes, key=lambda recipe: recipe.engine.ranks)).engine.ranks > len(places[0]):
-        said = f"{most.name} runs on {most.engine.ranks} GPUs, and --gpus names {len(places[0])} for it"
-        raise UsageError(said, "name as many for each recipe: --gpus 0,1 --gpus 2,3")
+        said = f"{most.name} runs on {most.engine.ranks} GPUs, and --devices names {len(places[0])} for it"
+        raise UsageError(said, "name as many for each recipe: --devices 0,1 --devices 2,3")
 
 
 def _gpu(name: str) -> str:
