@@ -129,6 +129,18 @@ Tokens = Annotated[
 ]
 
 
+def _mean(tokens: int | tuple[int, int] | Lengths) -> float:
+    if isinstance(tokens, Lengths):
+        return tokens.mean
+    return sum(tokens) / 2 if isinstance(tokens, tuple) else float(tokens)
+
+
+def _most(tokens: int | tuple[int, int] | Lengths) -> int:
+    if isinstance(tokens, Lengths):
+        return tokens.most
+    return max(tokens) if isinstance(tokens, tuple) else tokens
+
+
 class LengthClass(Model):
     """One kind of request in the mix. Lengths are one number, a [least, most] range drawn uniformly, or a distribution."""
 
@@ -143,6 +155,11 @@ class LengthClass(Model):
             if isinstance(tokens, tuple) and not 1 <= tokens[0] <= tokens[1]:
                 raise ValueError(f"[{tokens[0]}, {tokens[1]}] is no range of lengths: the lesser one comes first")
         return self
+
+    @property
+    def longest(self) -> int:
+        """Tokens of its longest request when that ends."""
+        return _most(self.prompt_tokens) + _most(self.output_tokens)
 
 
 ARTICLE_MIX = (
@@ -182,6 +199,12 @@ class Workload(Model):
         if not self.classes and not self.prompts:
             raise ValueError("give `classes` or `prompts`")
         return self
+
+    def mean_lengths(self) -> tuple[float, float]:
+        """Tokens of prompt and answer, on average over the classes."""
+        whole = sum(each.share for each in self.classes) or 1.0
+        prompt = sum(each.share * _mean(each.prompt_tokens) for each in self.classes) / whole
+        return prompt, sum(each.share * _mean(each.output_tokens) for each in self.classes) / whole
 
 
 TARGETS = "they are p50, p90, p95 or p99 of ttft, tpot, e2el or gap (p95_ttft), and qps, memory, availability"

@@ -304,6 +304,8 @@ CASES: list[tuple[str, Facts, Status, str]] = [
     ),
     ("model.weights-fit", model(weights=300 * GIB), "fail", "300.0 GiB of weights, 257.6 GiB in 2 GPU(s)"),
     ("model.kv-fit", model(weights=257 * GIB), "fail", "at most 1966 tokens of 320 KiB"),
+    # What a checkpoint has in 32 bits, vLLM loads in 16 unless told.
+    ("model.kv-fit", model({"torch_dtype": "float32"}, weights=257 * GIB), "fail", "at most 1966 tokens of 320 KiB"),
     ("model.kv-fit", replace(asked(workload={"users": 4000})), "warn", "4000 users hold"),
     (
         "model.disk",

@@ -209,3 +209,14 @@ def test_flags_that_the_engine_would_refuse_are_named(
     with pytest.raises(RecipeError) as caught:
         known.check(flags, "mine")
     assert says in str(caught.value) and hint in caught.value.hint
+
+
+def test_lengths_of_a_mix_are_averaged_by_shares_and_the_longest_is_what_can_come() -> None:
+    spread = {"distribution": "lognormal", "mean": 100, "spread": 50, "most": 900}
+    mix = [
+        {"name": "a", "share": 0.6, "prompt_tokens": [10, 30], "output_tokens": 8},
+        {"name": "b", "share": 0.2, "prompt_tokens": spread, "output_tokens": [2, 6]},
+    ]
+    load = Recipe.model_validate({"name": "r", "engine": {"model": "m"}, "workload": {"classes": mix}}).workload
+    assert load.mean_lengths() == (pytest.approx((3 * 20 + 100) / 4), pytest.approx((3 * 8 + 4) / 4))
+    assert [each.longest for each in load.classes] == [38, 906]

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from fenno.doctor.check import Check, Finding, check, fail, ok, skip, warn
 from fenno.doctor.facts import Card, Facts
 from fenno.doctor.host import size
+from fenno.plan.fit import UTILIZATION
 
 MODES = {1: "EXCLUSIVE_THREAD", 2: "PROHIBITED", 3: "EXCLUSIVE_PROCESS"}
 # NVML's bits for clocks that are lower than they could be; power capping (4) under load is normal and idle (1) is no fault.
@@ -64,8 +65,8 @@ def memory(facts: Facts) -> Finding:
     needs=("gpus",),
 )
 def free_memory(facts: Facts) -> Finding:
-    share = facts.flag("gpu-memory-utilization") or 0.92
-    wanted = share if isinstance(share, float) and 0 < share <= 1 else 0.92
+    share = facts.flag("gpu-memory-utilization")
+    wanted = share if isinstance(share, float) and 0 < share <= 1 else UTILIZATION
     full = [c for c in cards(facts) if c.used is not None and c.memory - c.used < wanted * c.memory]
     if full and facts.needs_gpu:
         worst = max(full, key=lambda c: c.used or 0)

@@ -8,17 +8,14 @@ from fenno.doctor.check import Check, Finding, check, fail, ok, skip, warn
 from fenno.doctor.driver import numbers
 from fenno.doctor.facts import Facts, Model
 from fenno.doctor.host import GIB, size
-from fenno.doctor.modelfacts import width
 from fenno.engine import server
 from fenno.engine.tokenizer import PUBLISHED
 from fenno.kv import layout
-from fenno.recipe import Lengths
+from fenno.plan.fit import UTILIZATION, loaded
 
 # Head sizes of vLLM's own CPU kernels (v1/attention/backends/cpu_attn.py, 0.32); FlashAttention 2 takes multiples of 8 up to 256.
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 CAPS = ("attn_logit_softcapping", "attn_logit_softcap", "attention_logit_cap")
-# The share of a GPU that vLLM takes unless told (0.32; it was 0.9 before).
-UTILIZATION = 0.92
 # The compute capability below which vLLM refuses a quantisation (get_min_capability, 0.32), and from which a GPU computes in it.
 NEEDS = {
     **{"fp8": (7, 5), "awq": (7, 5), "gptq": (6, 0), "torchao": (7, 5), "compressed-tensors": (7, 0), "moe_wna16": (7, 0)},
@@ -62,8 +59,7 @@ def kv_bytes(facts: Facts) -> int | None:
 
 
 def kv_width(facts: Facts) -> int:
-    model = width(str(facts.flag("dtype") or config(facts, "torch_dtype") or config(facts, "dtype") or "bfloat16"))
-    return layout.width(str(facts.flag("kv-cache-dtype") or "auto"), model)
+    return layout.width(str(facts.flag("kv-cache-dtype") or "auto"), loaded(facts.flag("dtype")))
 
 
 def room(facts: Facts) -> tuple[float, str] | None:
@@ -254,20 +250,13 @@ def context(facts: Facts) -> Finding:
     if isinstance(asked, int) and asked > most:
         return fail(f"max-model-len {asked}, the model has {most} positions")
     assert facts.recipe is not None
-    longest = max((_lengths(c.prompt_tokens)[1] + _lengths(c.output_tokens)[1] for c in facts.recipe.workload.classes), default=0)
+    longest = max((each.longest for each in facts.recipe.workload.classes), default=0)
     limit = asked if isinstance(asked, int) else most
     if longest > limit:
         return fail(
             f"requests of {longest} tokens, max-model-len {limit}", "raise max-model-len, or shorten the workload's classes"
         )
     return ok(f"{limit} of {most}")
-
-
-def _lengths(tokens: int | tuple[int, int] | Lengths) -> tuple[float, int]:
-    """The mean and the longest of a class's prompts."""
-    if isinstance(tokens, Lengths):
-        return tokens.mean, tokens.most
-    return (sum(tokens) / 2, max(tokens)) if isinstance(tokens, tuple) else (tokens, tokens)
 
 
 @check(
@@ -332,8 +321,8 @@ def kv_fit(facts: Facts) -> Finding:
     found = f"at most {tokens} tokens of {each / 1024:g} KiB"
     if tokens < longest:
         return fail(found, expected=f"{longest} for one request of max-model-len")
-    users = (facts.recipe.workload.users if facts.recipe else None) or 0
-    mean = _mean(facts)
+    assert facts.recipe is not None
+    users, mean = facts.recipe.workload.users or 0, sum(facts.recipe.workload.mean_lengths())
     if users * mean > tokens:
         return warn(f"{found}, {users} users hold {users * mean:.0f}", expected=f"{users * mean:.0f} tokens")
     return ok(f"{found}, {tokens // longest} requests of {longest}")
@@ -346,15 +335,6 @@ def _kv_room(facts: Facts) -> float | None:
         return space[0] - weights
     told = facts.variables.get("VLLM_CPU_KVCACHE_SPACE", "")
     return int(told) * GIB if not facts.needs_gpu and told.isdigit() and int(told) else None
-
-
-def _mean(facts: Facts) -> float:
-    """Tokens that a request of the recipe's mix holds when it ends, on average."""
-    assert facts.recipe is not None
-    classes = facts.recipe.workload.classes
-    whole = sum(c.share for c in classes) or 1.0
-    held = [(c.share, _lengths(c.prompt_tokens)[0] + _lengths(c.output_tokens)[0]) for c in classes]
-    return sum(share * tokens for share, tokens in held) / whole
 
 
 @check(

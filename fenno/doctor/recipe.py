@@ -12,6 +12,7 @@ from fenno.doctor.facts import Facts
 from fenno.doctor.model import soft_cap
 from fenno.doctor.stack import satisfies
 from fenno.engine.catalogue import GONE
+from fenno.plan.fit import UTILIZATION
 from fenno.recipe import Recipe
 
 # The first vLLM release with an architecture, where a recipe of fenno's pins one before it.
@@ -184,7 +185,7 @@ def memory_rule(facts: Facts) -> Finding:
     share, target = facts.flag("gpu-memory-utilization"), there(facts).targets.memory
     if target is None or target > 1 or not facts.needs_gpu:
         return ok("no target for a share of GPU memory")
-    taken = share if isinstance(share, float) else 0.92
+    taken = share if isinstance(share, float) else UTILIZATION
     return (
         fail(f"{taken:.0%} is taken, {target:.0%} is the target")
         if taken > target

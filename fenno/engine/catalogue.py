@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import hashlib
@@ -168,14 +169,8 @@ def _cache_file(engine: Identity) -> Path:
 
 
 def _store(path: Path, facts: Mapping[str, Any]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(facts))
-        temporary.replace(path)
-    except OSError:
-        # A read-only home costs ten seconds next time, nothing else.
-        return
+    with contextlib.suppress(OSError):  # a read-only home costs ten seconds next time, nothing else
+        process.write(path, json.dumps(facts))
 
 
 def _ask(executable: str, arguments: list[str], timeout: float) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fenno.kv import layout
-from fenno.recipe import Lengths, Recipe
+from fenno.recipe import Recipe
 
 # A saving of memory below this share of a sequence is lost in what other requests do.
 WORTH = 0.05
@@ -141,16 +141,7 @@ def mean_tokens(recipe: Recipe) -> float | None:
     workload = recipe.workload
     if workload.trace or workload.prompts or workload.turns != 1 or not workload.classes:
         return None
-    total = sum(cls.share for cls in workload.classes)
-    tokens = sum(cls.share * (mean(cls.prompt_tokens) + mean(cls.output_tokens)) for cls in workload.classes) / total
-    return round(tokens, 1)
-
-
-def mean(tokens: int | tuple[int, int] | Lengths) -> float:
-    """The mean of what a recipe says of lengths."""
-    if isinstance(tokens, Lengths):
-        return tokens.mean
-    return sum(tokens) / 2 if isinstance(tokens, tuple) else float(tokens)
+    return round(sum(workload.mean_lengths()), 1)
 
 
 def asked(plan: Mapping[str, Any], wanted_layout: str | None, wanted_block: int | None) -> list[dict[str, Any]]:

@@ -25,7 +25,6 @@ BITS = {
     **{"fp8": 8, "fbgemm_fp8": 8, "modelopt": 8, "experts_int8": 8, "awq": 4.16, "gptq": 4.16, "awq_marlin": 4.16},
     **{"gptq_marlin": 4.16, "moe_wna16": 4.16, "bitsandbytes": 4.5, "mxfp4": 4.25, "modelopt_fp4": 4.5},
 }
-WIDTHS = {"float32": 4, "float": 4}
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ def setting(
         return int(str(flags[name])) if flags.get(name) is not None else default
 
     tp, pp, dp = _layout(flags, shape, max(gpus, 1))
-    dtype = WIDTHS.get(str(flags.get("dtype")), 2)  # without a flag vLLM makes 16 bits of float32
+    dtype = loaded(flags.get("dtype"))
     weight = bits(str(flags.get("quantization") or ""), config, dtype)
     longest = number("max-model-len", shape.longest)
     if longest > shape.longest and shape.positions != "ALiBi":
@@ -125,6 +124,11 @@ def _layout(flags: Mapping[str, Any], shape: Shape, gpus: int) -> tuple[int, int
     if shape.heads % tp or pp > shape.layers:
         raise UsageError(f"{shape.heads} heads in {shape.layers} layers cannot be cut for {tp} x {pp} ranks", "another layout")
     return tp, pp, dp
+
+
+def loaded(dtype: object) -> int:
+    """Bytes of a number in the layers under the flag `dtype`; without it vLLM makes 16 bits of float32."""
+    return 4 if dtype in ("float32", "float") else 2
 
 
 def bits(flag: str, config: Config, dtype: int) -> float:

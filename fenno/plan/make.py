@@ -7,7 +7,6 @@ from typing import Any
 
 from fenno.errors import BuildError, UsageError
 from fenno.fa2 import need
-from fenno.kv.plan import mean
 from fenno.plan import fit, roofline, runner
 from fenno.plan import shape as shapes
 from fenno.plan.fit import Fit, Setting
@@ -35,7 +34,7 @@ def make(
     flags = _flags(recipe, device, gpus)
     at = fit.setting(flags, recipe.engine.variables, config, shape, device, gpus, versions.release(engine or ""))
     found = fit.fit(shape, at, device, gpus)
-    prompt, answer = lengths(recipe)
+    prompt, answer = (round(length, 1) for length in recipe.workload.mean_lengths())
     batch = _sequences(at, found, prompt + answer)
     return {
         "model": recipe.engine.model,
@@ -103,14 +102,6 @@ def _flags(recipe: Recipe, device: Device, gpus: int) -> dict[str, Any]:
     if not gpus or target is None or {memory.FLAG, memory.OTHER} & {*flags}:
         return flags
     return {**flags, memory.FLAG: min(memory.leaves(target, device.memory * gpus), fit.UTILIZATION)}
-
-
-def lengths(recipe: Recipe) -> tuple[float, float]:
-    """Tokens of prompt and answer, on average over the recipe's classes."""
-    classes = recipe.workload.classes
-    whole = sum(each.share for each in classes) or 1.0
-    prompt = sum(each.share * mean(each.prompt_tokens) for each in classes) / whole
-    return round(prompt, 1), round(sum(each.share * mean(each.output_tokens) for each in classes) / whole, 1)
 
 
 def _sequences(at: Setting, found: Fit, length: float) -> int:

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 import fenno
+from fenno import process
 from fenno.engine import catalogue, command, plugin, server
 from fenno.errors import DiskError
 from fenno.machine import Machine
@@ -142,17 +143,13 @@ def facts(recipe: Recipe, known: catalogue.Catalogue, host: Machine, seed: int, 
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:
-    """Write small files whole: to a temporary name, then renamed. Raises `DiskError`."""
+    """Write small files, each whole. Raises `DiskError`."""
     for name, text in files.items():
-        temporary = folder / f".{name}.tmp"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(text, encoding="utf-8")
-            temporary.replace(folder / name)
+            process.write(folder / name, text)
         except OSError as error:
-            raise DiskError(
-                f"cannot write {folder / name}: {error.strerror}", "free some space, or choose another --out folder"
-            ) from error
+            hint = "free some space, or choose another folder"
+            raise DiskError(f"cannot write {folder / name}: {error.strerror}", hint) from error
 
 
 def dumps(document: Any) -> str:
