@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from fenno import recipe
 from fenno.engine import command
+from fenno.errors import RecipeError
 
 RECIPE = recipe.parse(
     """
@@ -83,3 +86,9 @@ def test_flags_become_keys_for_vllms_config_with_no_forms_for_what_is_off() -> N
     built = serve(config="/s/vllm-config.yaml")
     assert built.argv == ("/py", "-m", "vllm.entrypoints.cli.main", "serve", "--config", "/s/vllm-config.yaml")
     assert built.env == serve().env
+
+
+def test_a_port_is_a_number_whether_written_so_or_as_text() -> None:
+    assert [command.port(flags) for flags in ({}, {"port": None}, {"port": 8001}, {"port": "8001"})] == [None, None, 8001, 8001]
+    with pytest.raises(RecipeError, match="the flag `port` is 'eight'"):
+        command.port({"port": "eight"})

@@ -18,6 +18,7 @@ from fenno.secret import NAME, WORDS, is_secret
 _LAUNCH = str(Path(__file__).parent / "inside" / "launch.py")
 DUMMY = "dummy:"
 KEY_VARIABLE = "VLLM_API_KEY"
+PORT = 8000  # where vLLM listens by itself
 Flags = Mapping[str, "Scalar | list[Scalar]"]
 
 
@@ -100,6 +101,15 @@ def address(flags: Flags) -> str:
     if host in ("0.0.0.0", "::", "localhost"):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host
+
+
+def port(flags: Flags) -> int | None:
+    """The port that the flags name, if any. Raises `RecipeError` for what is no number."""
+    named = flags.get("port")
+    try:
+        return int(str(named)) if named else None
+    except ValueError as error:
+        raise RecipeError(f"the flag `port` is {named!r}", "it has to be a number from 1 to 65535") from error
 
 
 def api_key(engine: Engine) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import fenno
 from fenno import control
 from fenno.errors import DiskError, EngineError
+from fenno.recipe import Engine
 from fenno.vllm_plugin import grok_versions
 
 SCHEDULER = "fenno.vllm_plugin.scheduler.TokenAware"
@@ -54,6 +55,11 @@ def path(folder: Path) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join([str(folder.resolve()), *([behind] if behind else [])]),
         **({"VLLM_PLUGINS": f"{allowed},fenno"} if allowed is not None and "fenno" not in allowed.split(",") else {}),
     }
+
+
+def steering(engine: Engine) -> dict[str, str]:
+    """The flag by which an engine has the order of requests that its recipe asks for; none for vLLM's own."""
+    return {"scheduler-cls": SCHEDULER} if engine.scheduler == "token_aware" else {}
 
 
 def brings(model: str) -> bool:

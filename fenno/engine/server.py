@@ -145,16 +145,15 @@ def prepare(
     command.check_inherited(recipe.engine)
     executable = catalogue.interpreter(recipe.engine.python)
     model, ours = model_path(recipe), None
-    steered = recipe.engine.scheduler == "token_aware" and "scheduler-cls" not in (flags or {})
-    if folder and (steered or plugin.brings(model)):
+    steering = {} if "scheduler-cls" in (flags or {}) else plugin.steering(recipe.engine)
+    if folder and (steering or plugin.brings(model)):
         ours = folder / "plugin"
-        flags = {**({"scheduler-cls": plugin.SCHEDULER} if steered else {}), **(flags or {})}
+        flags = {**steering, **(flags or {})}
         env = {**plugin.path(ours), **(env or {})}
     known = catalogue.read(executable, say)
     known.check({**recipe.engine.flags, **(flags or {})}, recipe.name)
     host = command.address(recipe.engine.flags)
-    wanted = port or recipe.engine.flags.get("port")
-    chosen = claim_port(int(str(wanted)) if wanted else None, host)
+    chosen = claim_port(port or command.port(recipe.engine.flags), host)
     built = command.serve(
         recipe,
         executable=executable,

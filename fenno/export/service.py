@@ -56,7 +56,7 @@ class Service:
 
     @property
     def port(self) -> int:
-        return int(str(self.recipe.engine.flags.get("port") or 8000))
+        return command.port(self.recipe.engine.flags) or command.PORT
 
     @property
     def grace(self) -> int:
@@ -123,8 +123,7 @@ class Service:
     @property
     def flags(self) -> dict[str, Any]:
         """The flags that are laid over the recipe's: what `fenno serve` would give too."""
-        steered = self.recipe.engine.scheduler == "token_aware"
-        return {**keep.flags(self.recipe), **({"scheduler-cls": plugin.SCHEDULER} if steered else {})}
+        return {**keep.flags(self.recipe), **plugin.steering(self.recipe.engine)}
 
     def keys(self) -> dict[str, Any]:
         """Model and flags as keys of a file for `vllm serve --config`."""
@@ -146,7 +145,7 @@ def of(recipe: Recipe, known: Catalogue | None = None, gpus: int | None = None) 
     _exportable(recipe.engine)
     recipe = absolute(recipe)
     model = server.model_path(recipe)
-    needed = recipe.engine.scheduler == "token_aware" or plugin.brings(model)
+    needed = bool(plugin.steering(recipe.engine)) or plugin.brings(model)
     count = _gpus(recipe, known) if gpus is None else gpus
     service = Service(recipe, model, count, needed, known.engine.version if known else None)
     if known:

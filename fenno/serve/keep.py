@@ -42,13 +42,13 @@ def keep(recipe: Recipe, place: Place, port: int | None, told: Told, hosts: Host
 
     The port stays the same from start to start: `port`, the recipe's, or a free one. `hosts`: where it is one of several.
     """
-    wanted = port or recipe.engine.flags.get("port")
+    wanted = port or command.port(recipe.engine.flags)
     deaths: list[Death] = []
     with _recorded(place):
         if hosts and hosts.rank:
             place.update(port=server.claim_port(None))  # nobody listens there, and another engine here may have the recipe's
         elif recipe.engine.url is None:
-            place.update(port=server.claim_port(int(str(wanted)) if wanted else None, command.address(recipe.engine.flags)))
+            place.update(port=server.claim_port(wanted, command.address(recipe.engine.flags)))
         while True:
             before = machine.read_gpus()[0]
             death, ready = _life(recipe, place, told, hosts)

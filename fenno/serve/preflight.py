@@ -9,12 +9,12 @@ from fenno import machine, units
 from fenno.doctor import checks, gather
 from fenno.doctor.facts import Facts
 from fenno.engine import command, server
+from fenno.engine.watch import LOCAL
 from fenno.errors import RecipeError
 from fenno.plan import fit, gpus, make
 from fenno.recipe import Engine, Recipe
 from fenno.tune import memory
 
-OPEN = ("127.0.0.1", "localhost", "::1")
 # With one of these the model is not what its config says, not all of it lies on the GPUs, or the engine takes a length that fits.
 OTHERWISE = {
     *("cpu-offload-gb", "hf-overrides", "hf-config-path", "load-format=bitsandbytes", "num-gpu-blocks-override"),
@@ -75,9 +75,9 @@ def planned(recipe: Recipe, facts: Facts) -> dict[str, Any] | None:
 def exposed(engine: Engine) -> list[str]:
     """Who else may use the server, or read its key. Raises `RecipeError` for a key that is not there."""
     key = command.api_key(engine)
-    host = str(engine.flags.get("host") or OPEN[0])
+    host = str(engine.flags.get("host") or "127.0.0.1")
     said = []
-    if host not in OPEN and key is None:
+    if host not in LOCAL and key is None:
         said.append(f"it listens on {host} without an API key: whoever reaches this host may use it")
     if engine.api_key_file and Path(engine.api_key_file).expanduser().stat().st_mode & 0o077:
         said.append(f"other users may read the API key in {engine.api_key_file}: chmod 600 it")

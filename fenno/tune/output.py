@@ -109,10 +109,9 @@ class Without:
 
 def without_fenno(recipe: Recipe, known: catalogue.Catalogue, folder: Path) -> Without:
     """Both ways, for the study in `folder`, where the plugin lies for a recipe that needs it."""
-    model, port = server.model_path(recipe), int(str(recipe.engine.flags.get("port", 8000)))
-    steered = recipe.engine.scheduler == "token_aware"
-    flags: dict[str, Any] = {"scheduler-cls": plugin.SCHEDULER} if steered else {}
-    env = {"PYTHONPATH": str((folder / "plugin").resolve())} if steered or plugin.brings(model) else {}
+    model, port = server.model_path(recipe), command.port(recipe.engine.flags) or command.PORT
+    flags = plugin.steering(recipe.engine)
+    env = {"PYTHONPATH": str((folder / "plugin").resolve())} if flags or plugin.brings(model) else {}
 
     def line(config: str | None) -> str:
         start = {"executable": known.engine.executable, "distribution": known.engine.distribution}
