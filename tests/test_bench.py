@@ -1,14 +1,19 @@
-"""Whether an engine that has left requests unanswered hangs, asked of real sockets that answer, refuse, or say nothing."""
+"""What is looked at of an engine that runs: whether it hangs, asked of real sockets that answer, refuse, or say nothing; how many
+processes it really has, of real processes."""
 
 import contextlib
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stub.waiting import until
 
+from fenno import process
+from fenno.engine import server
 from fenno.engine.server import Server
 from fenno.errors import EngineError
 from fenno.load import probe
@@ -50,3 +55,47 @@ def test_an_engine_that_has_said_nothing_by_the_deadline_hangs(tmp_path: Path, m
     with engine(tmp_path, []) as running, pytest.raises(EngineError, match="the engine hangs: a request alone on it") as raised:
         bench.until_answer(running, time.monotonic())
     assert raised.value.stage == "load"
+
+
+SPAWNED = ["python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)", "--multiprocessing-fork"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "count"),
+    [
+        ([["vllm", "serve", "m"], ["VLLM::EngineCore", ""], []], 1),
+        ([["vllm", "serve", "m"], ["VLLM::EngineCore"], ["VLLM::APIServer_0"], ["VLLM::APIServer_1"]], 2),
+        ([["vllm", "serve", "m"], ["mine::APIServer_0"], ["mine::APIServer_10", ""]], 2),
+        ([["vllm", "serve", "m"], ["VLLM::APIServer_0"], SPAWNED], None),
+    ],
+)
+def test_http_processes_are_counted_by_their_titles_once_all_have_theirs(lines: list[list[str]], count: int | None) -> None:
+    assert server.http_processes(lines) == count
+
+
+# An engine whose second HTTP process is still coming up, until there is a file.
+PROCESSES = """
+import os, subprocess, sys, time
+titled = lambda number: [f"VLLM::APIServer_{number}", "-c", "sleep 600; exit"]
+if sys.argv[2:]:
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.02)
+    os.execv("/bin/sh", titled(1))
+subprocess.Popen(titled(0), executable="/bin/sh")
+subprocess.Popen([sys.executable, *sys.argv, "spawn_main()"])
+time.sleep(600)
+"""
+
+
+def test_other_processes_than_were_asked_for_are_an_error_of_the_start_and_late_ones_are_waited_for(tmp_path: Path) -> None:
+    (script := tmp_path / "engine.py").write_text(PROCESSES)
+    chosen = Recipe.model_validate({"name": "one", "engine": {"model": "m"}})
+    with process.running([sys.executable, str(script), str(tmp_path / "up")], log=tmp_path / "engine.log") as child:
+        running = Server(chosen, "http://127.0.0.1:1", "m", tmp_path, child=child)
+        until(lambda: "spawn_main(" in str(server._command_lines(running.pids())))
+        threading.Timer(0.2, (tmp_path / "up").touch).start()
+        server.check_http_processes(running, 2)
+        said = "api-server-count is 4, and 2 processes answer HTTP"
+        with pytest.raises(EngineError, match=said) as raised:
+            server.check_http_processes(running, 4)
+    assert raised.value.stage == "start" and "Rust front end" in raised.value.hint

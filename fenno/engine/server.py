@@ -8,7 +8,7 @@ import re
 import shlex
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -299,6 +299,45 @@ def until_ready(server: Server, progress: Progress = lambda _: None, starter: pr
         f"see {server.log}; for a slow start raise `engine.ready_timeout` in the recipe",
         cause="hang",
     )
+
+
+# What vLLM calls each of several HTTP processes (`set_process_title`). One alone keeps the name of the command.
+_HTTP = re.compile(r"::APIServer_\d+$")
+TITLED = 60.0  # seconds until a process has its title at the latest
+
+
+def http_processes(commands: Iterable[Sequence[str]]) -> int | None:
+    """How many processes answer HTTP, by the command lines of an engine's processes; None while one of these has no title yet."""
+    lines = [[*line] for line in commands]
+    if any("spawn_main(" in word for line in lines for word in line):
+        return None
+    return max(1, sum(bool(line) and _HTTP.search(line[0]) is not None for line in lines))
+
+
+def check_http_processes(server: Server, asked: int) -> None:
+    """Raise `EngineError` where another number of processes than `asked` answers HTTP: whatever is measured then is not what it is
+    called. An engine that is ready may still spawn some of them; what cannot be told in a minute is no error."""
+    deadline, before = time.monotonic() + TITLED, None
+    while time.monotonic() < deadline:
+        server.check("start")
+        there = http_processes(_command_lines(server.pids()))
+        if there == asked:
+            return
+        # Twice: while a process is given its title, it may have none at all.
+        if there is not None and there == before:
+            said = f"api-server-count is {asked}, and {there} {'process answers' if there == 1 else 'processes answer'} HTTP"
+            hint = "vLLM ignores the flag with its Rust front end and under `enable-elastic-ep`: leave one of them out"
+            raise EngineError(said, hint)
+        before = there
+        time.sleep(0.2)
+
+
+def _command_lines(pids: Iterable[int]) -> list[list[str]]:
+    found = []
+    for pid in pids:
+        with contextlib.suppress(psutil.Error):
+            found.append(psutil.Process(pid).cmdline())
+    return found
 
 
 def served_model(server: Server) -> str:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from fenno import control as control_file
 from fenno.engine import http, live, plugin, server
+from fenno.engine.command import Flags
 from fenno.engine.server import Server
 from fenno.errors import EngineError, LoadError
 from fenno.load import endpoint, probe
@@ -25,7 +26,7 @@ from fenno.recipe import Recipe, Scalar
 from fenno.tune import quality, trial
 from fenno.tune import space as spaces
 from fenno.tune.quality import Pass
-from fenno.tune.space import BUDGET, CAP, POLICY, Point, Space
+from fenno.tune.space import BUDGET, CAP, POLICY, SERVERS, Point, Space
 from fenno.tune.trial import Measured
 
 # What a start is taken to last, in seconds, until one was seen.
@@ -125,12 +126,14 @@ class Engines:
         return path
 
     @contextlib.contextmanager
-    def _engine(self, name: str, **start: object) -> Iterator[Running]:
+    def _engine(self, name: str, *, flags: Flags, **start: object) -> Iterator[Running]:
         self.starts += 1
         # A folder a start: the cause of a death is read from this start's log alone.
         folder = self.folder / "engine" / f"{time.strftime('%H%M%S')}-{self.starts}-{name}"
-        with server.serving(self.recipe, folder, progress=self.events.stage, **start) as engine:  # type: ignore[arg-type]
+        with server.serving(self.recipe, folder, flags=flags, progress=self.events.stage, **start) as engine:  # type: ignore[arg-type]
             self.start_seconds = engine.seconds
+            if isinstance(asked := {**self.recipe.engine.flags, **flags}.get(SERVERS), int):
+                server.check_http_processes(engine, asked)
             self.events.say(f"ready after {engine.seconds:.0f} s")
             fitted = endpoint.fitted(trial.plan_for(self.recipe, engine, arm="fitted", seed=1))
             yield Running(engine, fitted, self.folder, self.events, self.deadline)
