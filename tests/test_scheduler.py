@@ -152,11 +152,17 @@ class Run:
             assert self.tokens[name] <= answer
 
 
+def has_its_token(running: list[Any], number: int) -> bool:
+    """Whether it answers, with so few prompts half read in front of it as fenno's own order admits."""
+    return not running[number].is_prefill_chunk and sum(one.is_prefill_chunk for one in running[:number]) <= 2
+
+
 def step_and_check(run: Run) -> None:
     """One step; whatever was admitted went before whatever still waits, and no limit was passed."""
     scheduler = run.scheduler
     ran = len(scheduler.running)
     before = {one.request_id: one for one in run.waiting()}
+    answering = [one.request_id for n, one in enumerate(scheduler.running) if has_its_token(scheduler.running, n)]
     output = run.step()
     limits = scheduler._settings.limits
     total = sum(output.num_scheduled_tokens.values())
@@ -167,6 +173,8 @@ def step_and_check(run: Run) -> None:
     # The step itself may have changed the order: what it was when the step looked is what counts.
     if scheduler._settings.order is None:
         return
+    if run.depth == 1 and not limits.long_prefill and not output.preempted_req_ids:
+        assert set(answering) <= set(output.num_scheduled_tokens)
     aging = scheduler._settings.order.aging
     still = {one.request_id for one in run.waiting()}
     for first in admitted:
@@ -319,6 +327,37 @@ def test_one_long_prompt_leaves_half_of_a_step_to_others_and_has_all_of_it_alone
     for number in range(3):
         run.add(request(f"s{number}", 10, 2, time.time() + number))
     assert run.step().num_scheduled_tokens == {"long": BUDGET // 2, "s0": 10, "s1": 10, "s2": 10}
+    # Alone among the prompts again, it leaves those behind it the tokens of their answers.
+    assert run.step().num_scheduled_tokens == {"long": BUDGET - 3, "s0": 1, "s1": 1, "s2": 1}
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_prompt_shares_no_step_with_those_that_wait_for_a_seat(make: Make, base: str) -> None:
+    run = Run(make(base, seqs=2))
+    run.add(request("answers", 10, 100, time.time()))
+    run.step()
+    run.add(request("long", 400, 2, time.time()))
+    for number in range(3):
+        run.add(request(f"s{number}", 10, 150, time.time() + number))
+    run.step()
+    assert run.step().num_scheduled_tokens == {"answers": 1, "long": BUDGET - 1}
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_clients_that_set_no_limit_are_served_as_first_come_first_served_would(make: Make, base: str) -> None:
+    def served(policy: str) -> list[Any]:
+        run, steps = Run(make(base, plain=policy == "fcfs", blocks=400)), []
+        dice = random.Random(4)
+        for number in range(40):
+            prompt = dice.randint(1, BUDGET // 2)
+            # What vLLM fills in where a client says nothing; the answers end before, by themselves.
+            run.add(request(f"r{number}", prompt, LENGTH - prompt, 1e9 + number))
+            steps.append(dict(run.step().num_scheduled_tokens))
+            if dice.random() < 0.3:
+                run.abort(sorted(run.scheduler.requests)[0])
+        return steps
+
+    assert served("token_aware") == served("fcfs")
 
 
 @pytest.mark.parametrize("base", BASES)

@@ -62,16 +62,18 @@ def settings(start: Start, wanted: Mapping[str, Value]) -> Settings:
 
 
 def in_force(start: Start, wanted: Settings, running: int, compete: bool) -> Limits:
-    """The limits of the next step, with `running` requests; `compete`: more than one prompt wants tokens.
+    """The limits of the next step, with `running` requests; `compete`: more than one prompt can use tokens.
 
     The budget is never above the start's, for which the engine's buffers were made, and never below a token of every request
-    that runs or may run, or some of them would starve. Under the token-aware order one long prompt never holds a whole step
-    that another prompt could use.
+    that runs or may run, or some of them would starve. Under the token-aware order one long prompt never holds a whole step that
+    others could use: what the others who run need is left to them, and of the rest a half to another prompt. So at most two
+    prompts are half read in front of an answer in progress, and it has its token in every step.
     """
     limits = wanted.limits
     least = max(max(limits.seqs, running) * start.tokens_per_seq, start.smallest_chunk)
     tokens = min(start.limits.tokens, max(limits.tokens, least))
     chunk = limits.long_prefill
-    if wanted.order and compete and not chunk:
-        chunk = max(tokens // 2, start.smallest_chunk)
+    if wanted.order and not chunk and (compete or running > 1):
+        left = tokens - max(0, running - 1) * start.tokens_per_seq
+        chunk = max(left // 2 if compete else left, start.smallest_chunk)
     return replace(limits, tokens=tokens, long_prefill=chunk)

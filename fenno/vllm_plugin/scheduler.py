@@ -102,7 +102,9 @@ class Steered(Scheduler):  # type: ignore[misc]
         versions.hold(self, limits.in_force(self._start, wanted, len(self.running), compete), self._start.fixed)
 
     def _prompts_compete(self) -> bool:
-        wanting: int = self.get_request_counts()[1]
+        """Whether more than one prompt can use tokens of the next step: those that wait and have a seat, and those half read."""
+        running, waiting = self.get_request_counts()
+        wanting: int = min(waiting, max(0, self._settings.limits.seqs - running))
         if wanting < 2:
             wanting += sum(1 for request in self.running if request.is_prefill_chunk)
         return wanting > 1
