@@ -207,7 +207,7 @@ class Workload(Model):
         return prompt, sum(each.share * _mean(each.output_tokens) for each in self.classes) / whole
 
 
-TARGETS = "they are p50, p90, p95 or p99 of ttft, tpot, e2el or gap (p95_ttft), and qps, memory, availability"
+TARGETS = "they are p50, p90, p95 or p99 of ttft, tpot, e2el or gap (p95_ttft), and qps, goodput, memory, availability"
 
 
 class Latencies(Model):
@@ -240,6 +240,12 @@ class Targets(Latencies):
 
     qps: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="requests a second, completed, under open-loop arrivals at this rate"
+    )
+    goodput: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="at least so many requests a second that each keep every latency limit; no percentile is judged then",
     )
     memory: Memory | None = Field(None, description="at most this share, or this much, of GPU memory (on a CPU: of the machine's)")
     availability: Share | None = Field(None, description="complete and correct answers / attempts")

@@ -131,6 +131,6 @@ def _finding(row: dict[str, Any]) -> str:
     if figure is None:
         return f"{row['target']} not measured"
     name, value = row["target"], figure["value"]
-    if name not in ("qps", "memory", "memory_share", "availability") and value is not None:
+    if name not in ("qps", "goodput", "memory", "memory_share", "availability") and value is not None:
         return f"{name} {value * 1e3:.0f} ms"
     return f"{name} {value:.2f}" if value is not None else f"{name} never"

@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from fenno.tune import arms, confirm
+from fenno.tune import arms, confirm, session
 from fenno.tune.arms import Arm
+from fenno.tune.capacity import Maximize
 from fenno.tune.run import Run
 from fenno.tune.space import BUDGET, CAP, POLICY, Point, Space
 from fenno.tune.study import Study, Trial
@@ -62,14 +63,17 @@ class Counted(surfaces.Replayed):
         raise AssertionError("an arm has no wide engine")
 
 
-def arm_on(seed: int, arm: Arm, folder: Path, *, maximize: bool = False, **options: Any) -> tuple[Verdict, list[Trial], Counted]:
+def arm_on(
+    seed: int, arm: Arm, folder: Path, *, maximize: Maximize | None = None, **options: Any
+) -> tuple[Verdict, list[Trial], Counted]:
     of = surfaces.surface(seed)
     bench = Counted(of, random.Random(seed))
     bench.plainly = []
     where = surfaces.space(of.family)
     study = Study(folder, where, seed)
-    run = Run(surfaces.recipe(of), where, study, seed, 900.0, cast(Any, score.Silent()), bench)
-    return confirm.tune(run, maximize=maximize, arm=arm, **options), study.trials(), bench
+    recipe = session.aimed(surfaces.recipe(of), maximize)
+    run = Run(recipe, where, study, seed, 900.0, cast(Any, score.Silent()), bench, maximize=maximize)
+    return confirm.tune(run, arm=arm, **options), study.trials(), bench
 
 
 def one_of(feasible: bool) -> int:
@@ -108,13 +112,22 @@ def test_the_defaults_arm_says_what_the_defaults_do_and_starts_once(tmp_path: Pa
 @pytest.mark.parametrize("arm", ["defaults", "random"])
 def test_the_largest_rate_of_an_arm_is_bracketed_on_each_start(tmp_path: Path, arm: Arm) -> None:
     seed = one_of(feasible=True)
-    verdict, trials, bench = arm_on(seed, arm, tmp_path, maximize=True, confirm="off")
+    verdict, trials, bench = arm_on(seed, arm, tmp_path, maximize="qps", confirm="off")
     of = surfaces.surface(seed)
     assert verdict.outcome == "met" and verdict.capacity and verdict.trial
     assert verdict.capacity.held < 1.15 * of.capacity(verdict.trial.point)
     assert len(bench.plainly) == len({str(t.point) for t in trials}), "a start a point, whatever the number of its rates"
     if arm == "defaults":
         assert verdict.capacity.lost < 1.1 * verdict.capacity.held and len(trials) > 3
+
+
+@pytest.mark.scenario
+def test_the_goodput_of_the_defaults_alone_is_found_on_their_one_start(tmp_path: Path) -> None:
+    verdict, trials, bench = arm_on(1, "defaults", tmp_path, maximize="goodput")
+    of = surfaces.surface(1)
+    assert verdict.most and verdict.most.of == "goodput" and verdict.trial and len(bench.plainly) == 1
+    assert of.goodput(verdict.trial.point, verdict.trial.rate) > 0.8 * score.most(of, verdict.trial.point, "goodput")
+    assert {t.origin for t in trials} == {"control"} and len(trials) > 3
 
 
 @pytest.mark.scenario

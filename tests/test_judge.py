@@ -12,11 +12,11 @@ from hypothesis import strategies as some
 
 from fenno import recipe
 from fenno.engine.metrics import Metrics
-from fenno.load import stats
+from fenno.load import figures, stats
 from fenno.load.record import Record
 from fenno.recipe import Scalar, Targets
 from fenno.tune import capacity, propose, trial
-from fenno.tune.capacity import Bracket
+from fenno.tune.capacity import Bracket, Most
 from fenno.tune.judge import Figure, Judgement, judge
 from fenno.tune.propose import HELP, UNTOLD, Limit, Load, Roofline, Steps, Tried, by_rule, diagnose, next_restart
 from fenno.tune.run import hopeless, out_of_memory
@@ -54,10 +54,10 @@ def test_a_share_has_the_interval_of_wilson() -> None:
 @given(share=some.floats(0.15, 500), first=some.floats(0.5, 50), step=some.sampled_from([1.08, 1.25, 2.0]))
 def test_bracketing_ends_around_the_true_capacity(share: float, first: float, step: float) -> None:
     true = share * first
-    steps: list[tuple[float, bool]] = []
+    steps: list[tuple[float, float]] = []
     while (rate := capacity.next_rate(capacity.bracket(steps), first, step)) is not None:
         assert rate not in [r for r, _ in steps]
-        steps.append((rate, rate <= true))
+        steps.append((rate, rate if rate <= true else 0.0))
         assert len(steps) < 150
     found = capacity.bracket(steps)
     assert found.held <= true < found.lost
@@ -65,20 +65,97 @@ def test_bracketing_ends_around_the_true_capacity(share: float, first: float, st
 
 
 def test_a_rate_that_was_lost_below_one_that_was_held_is_no_end() -> None:
-    assert capacity.bracket([(8, True), (4, False), (16, False), (12, False)]) == Bracket(8, 12)
+    assert capacity.bracket([(8, 8), (4, 0), (16, 0), (12, 0)]) == Bracket(8, 12, worth=8, least=8)
 
 
 def test_a_capacity_that_nothing_holds_is_given_up() -> None:
-    steps: list[tuple[float, bool]] = []
+    steps: list[tuple[float, float]] = []
     while (rate := capacity.next_rate(capacity.bracket(steps), 8.0)) is not None:
-        steps.append((rate, False))
+        steps.append((rate, 0.0))
     assert 4 <= len(steps) <= 6
     assert capacity.bracket(steps).held == 0
 
 
 def test_a_gain_has_the_ends_that_the_brackets_leave_open() -> None:
-    assert capacity.gain(Bracket(15, 16), Bracket(10, 12)) == pytest.approx((0.5, 0.25, 0.6))
-    assert capacity.gain(Bracket(15, 16), Bracket(0, 12))[0] == math.inf
+    assert capacity.gain(Most("qps", 15, 15, 16), Most("qps", 10, 10, 12)) == pytest.approx((0.5, 0.25, 0.6))
+    assert capacity.gain(Most("qps", 15, 15, 16), Most("qps", 0, 0, 12))[0] == math.inf
+
+
+@given(knee=some.floats(0.5, 50), sharp=some.floats(2, 12), step=some.sampled_from([1.08, 2.0]))
+def test_the_rate_of_the_largest_goodput_is_found_below_and_above_the_first(knee: float, sharp: float, step: float) -> None:
+    def goodput(rate: float) -> float:
+        return rate * math.exp(-((rate / knee) ** sharp))
+
+    most = goodput(knee * sharp ** (-1 / sharp))
+    steps: list[tuple[float, float]] = []
+    while (rate := capacity.next_rate(found := capacity.bracket(steps), 5.0, step)) is not None:
+        assert rate not in [r for r, _ in steps] and len(steps) < 150
+        # What is no more than the best so far, or at first than half of the rate, has shown nothing.
+        worth = goodput(rate)
+        steps.append((rate, worth if worth > (found.worth or rate / 2) else 0.0))
+    assert not found.worth or found.worth > 0.9 * most
+    assert found.worth or goodput(5.0 / 16) < 5.0 / 32, "it is given up only where fewer than half are in time at any rate"
+
+
+def test_what_was_maximised_is_told_with_its_ends() -> None:
+    assert str(Most("qps", 8.2, 8.2, 8.8)) == "8.2 to 8.8 requests/s"
+    assert str(Most("qps", 8.2, 8.2, math.inf)) == "8.2 requests/s or more"
+    assert str(Most("tokens", 1640.4, 1640.4, 1760.0)) == "1,640 to 1,760 output tokens/s"
+    assert str(Most("tokens", 1640.4, 1640.4, math.inf)) == "1,640 or more output tokens/s"
+    assert str(Most("goodput", 8.1, 7.9, 8.3)) == "a goodput of 8.1 requests/s (7.9 to 8.3)"
+    assert Most("qps", 8.2, 8.2, math.inf).as_dict() == {"of": "qps", "value": 8.2, "low": 8.2, "high": None}
+
+
+GOODPUT = Targets.model_validate({"p95_ttft": "100ms", "goodput": 8, "classes": {"short": {"p99_tpot": "20ms"}}})
+
+
+@pytest.mark.parametrize(
+    ("figure", "steady", "state"),
+    [
+        (Figure(9.0, 8.1, 9.5), True, "met"),
+        (Figure(9.0, 7.9, 9.5), True, "unclear"),
+        (Figure(7.0, 6.0, 7.9), True, "missed"),
+        (Figure(9.0, 8.1, 9.5), False, "unclear"),
+    ],
+)
+def test_with_a_goodput_target_no_percentile_is_judged_and_a_growing_queue_holds_none(
+    figure: Figure, steady: bool, state: str
+) -> None:
+    targets = GOODPUT.model_copy(update={"qps": 10.0})
+    found = judge(targets, {"goodput": figure, "qps": Figure(10.0), "p95_ttft": Figure(5.0)}, steady=steady)
+    assert found.state == state and [f.target for f in found.findings] == ["goodput", "qps"]
+
+
+def test_goodput_is_the_share_that_kept_every_limit_that_concerns_it_times_the_rate() -> None:
+    limits = figures.goodput_limits(GOODPUT.latencies())
+    good, late = answered(0.05, "short"), answered(0.2, "short")
+    slow, broken = answered(0.05, "short", tpot=0.05), replace(answered(0.05, "short"), outcome="truncated")
+    assert [trial.goodput_figure([one], limits, 10.0)["goodput"].value for one in (good, late, slow, broken)] == [10, 0, 0, 0]
+    assert trial.goodput_figure([answered(0.05, "long", tpot=0.05)], limits, 10.0)["goodput"].value == 10, "of another class"
+    assert trial.goodput_figure([], limits, 10.0) == {}
+    mixed = trial.goodput_figure([good, good, good, late] * 50, limits, 10.0)["goodput"]
+    assert mixed.value == 7.5 and mixed.low is not None and 6.5 < mixed.low < 7.5
+    together = trial.goodput_figure([*[good] * 75, *[late] * 50, *[good] * 75], limits, 10.0)["goodput"]
+    assert together.value == 7.5 and together.low is not None and together.low < mixed.low - 1, "late ones that follow one another"
+
+
+def test_a_goodput_that_is_out_of_reach_is_told_soon() -> None:
+    limits = figures.goodput_limits(GOODPUT.latencies())
+    good, late = answered(0.05, "long"), answered(0.2, "long")
+    assert trial.hopeless_goodput([good] * 30, limits, 0.9) is None
+    found = trial.hopeless_goodput([late] * 30, limits, 0.9)
+    assert found and found[0] == "goodput" and "requests did not keep every latency limit" in found[1]
+    assert trial.hopeless_goodput([good, good, good, late] * 10, limits, 0.5) is None
+    assert trial.hopeless_goodput([], limits, 1.0) is None
+
+
+def answered(ttft: float, cls: str, tpot: float = 0.01) -> Record:
+    """The record of a whole answer of 11 tokens."""
+    last = ttft + 10 * tpot
+    base = {"id": "1", "cls": cls, "arm": "a", "phase": "counted", "scheduled": 0.0, "sent": 0.0, "connected": 0.0, "headers": 0.0}
+    ends = {"first": ttft, "first_answer": ttft, "last": last, "end": last, "gaps": array("f", [tpot * 1e3]), "status": 200}
+    counts = {"asked_prompt": 8, "asked_tokens": 11, "prompt_tokens": 8, "completion_tokens": 11, "token_count": 11}
+    return Record(**{**base, **ends, **counts}, outcome="ok", error="")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

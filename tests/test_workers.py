@@ -28,6 +28,7 @@ from stub.waiting import until
 from fenno.errors import DiskError, UsageError
 from fenno.tune import storage as storages
 from fenno.tune import study as studies
+from fenno.tune.capacity import Maximize
 from fenno.tune.claims import MISSED, Claim, Pulse
 from fenno.tune.space import CAP, Space
 from fenno.tune.study import Study, Trial, shared_name
@@ -268,7 +269,7 @@ MET, INFEASIBLE = {"seed": 42, "ease": 2.0}, {"seed": 2}
         (MET, {"confirm": "full"}, "trial", "met"),
         (INFEASIBLE, {}, "trial", "infeasible"),
         # Between rates that are close to each other chance decides, and each has a budget of its own.
-        (MET, {"maximize": True, "budget": 900.0}, "worker", ""),
+        (MET, {"maximize": "qps", "budget": 900.0}, "worker", ""),
         (MET, {"arm": "random"}, "start", "met"),
     ],
 )
@@ -298,7 +299,7 @@ def test_sigkill_at_fifty_random_moments_costs_no_finished_trial(tmp_path: Path)
         folder = tmp_path / str(study)
         before = studies.stored(folder)
         enough = len(worker.noted(folder)) + draw.randrange(4)
-        with forked(lambda folder=folder: worker.work(str(folder), maximize=True, **MET)) as pid:  # type: ignore[misc]
+        with forked(lambda folder=folder: worker.work(str(folder), maximize="qps", **MET)) as pid:  # type: ignore[misc]
             # From the opening of the database to the middle of a trial or of its commit: a search that is over begins anew.
             until(lambda: len(worker.noted(folder)) >= enough or ended(pid) is not None, 120)  # noqa: B023
             time.sleep(draw.uniform(0, 0.1))
@@ -315,7 +316,7 @@ def test_sigkill_at_fifty_random_moments_costs_no_finished_trial(tmp_path: Path)
             with contextlib.closing(sqlite3.connect(folder / "study.db")) as database:
                 assert database.execute("pragma integrity_check").fetchone() == ("ok",)
     assert killed
-    verdict, whole = worker.work(str(folder), maximize=True, **MET)
+    verdict, whole = worker.work(str(folder), maximize="qps", **MET)
     assert verdict.over and whole.trials()[: len(after)] == after
 
 
@@ -344,8 +345,8 @@ def ended(pid: int, wait: bool = False) -> int | None:
 
 
 @pytest.mark.scenario
-@pytest.mark.parametrize("maximize", [False, True])
-def test_a_worker_that_is_killed_costs_no_finished_trial_and_the_other_goes_on(company: Company, maximize: bool) -> None:
+@pytest.mark.parametrize("maximize", [None, "qps"])
+def test_a_worker_that_is_killed_costs_no_finished_trial_and_the_other_goes_on(company: Company, maximize: Maximize | None) -> None:
     kind = "worker" if maximize else "trial"
     for name in ("one", "two"):
         company.start(name, company=kind, maximize=maximize, beat=0.5, **MET)

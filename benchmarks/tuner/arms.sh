@@ -49,7 +49,7 @@ tuned() { # RECIPE RATE SECONDS
 
 summary() { (cd "$work" && "$PYTHON" - "$out") >"$out/summary.txt" 2>&1 <<'PY'
 import json, math, pathlib, sys
-from fenno.tune.capacity import Bracket, gain
+from fenno.tune.capacity import Most, gain
 out, found = pathlib.Path(sys.argv[1]), {}
 for name in ("defaults", "winner", "tune/result"):
     try:
@@ -57,8 +57,8 @@ for name in ("defaults", "winner", "tune/result"):
         print(f"{name}: {found[name]['sentence']}")
     except (OSError, ValueError, KeyError):
         print(f"{name}: not known")
-arms = [Bracket(f["held"] or 0.0, f["lost"] or math.inf) for n in ("winner", "defaults") if (f := found.get(n, {}).get("capacity"))]
-if len(arms) == 2 and arms[1].held:
+arms = [Most("qps", f["held"] or 0.0, f["held"] or 0.0, f["lost"] or math.inf) for n in ("winner", "defaults") if (f := found.get(n, {}).get("capacity"))]
+if len(arms) == 2 and arms[1].value:
     print("winner against defaults: {:+.0%}, {:+.0%} at least, {:+.0%} at most".format(*gain(*arms)))
 PY
 }

@@ -131,6 +131,10 @@ class Surface:
             low, high = (middle, high) if self.later(point, middle, self.target) <= 0.05 else (low, middle)
         return low
 
+    def goodput(self, point: Point, rate: float) -> float:
+        """Requests a second whose first token is no later than the target."""
+        return rate * (1 - self.later(point, rate, self.target))
+
 
 def space(family: str) -> Space:
     """Where a search may go. The defaults are in it."""

@@ -16,6 +16,7 @@ from fenno.errors import Interrupted, UsageError
 if TYPE_CHECKING:
     from fenno.recipe import Recipe
     from fenno.tune.arms import Arm
+    from fenno.tune.capacity import Maximize
     from fenno.tune.confirm import Confirm
     from fenno.tune.propose import Steps
     from fenno.tune.run import Reckon
@@ -34,7 +35,7 @@ def tune(
     target: TargetOption = None,
     budget: Annotated[str, typer.Option(help="how long it may take: 15m")] = "15m",
     maximize: Annotated[
-        str | None, typer.Option(help="qps: the largest rate under the other targets, not the target's own")
+        str | None, typer.Option(help="under the targets: qps, the largest rate; tokens, output a second; goodput, those in time")
     ] = None,
     control: Annotated[
         str | None,
@@ -73,7 +74,7 @@ def tune(
     check_prompts(chosen.workload.prompts)
     use_devices(chosen, devices)
     where = storages.address(storage) if storage else None
-    wanted, most = cast("Confirm", confirm), maximize is not None
+    wanted, most = cast("Confirm", confirm), cast("Maximize | None", maximize)
     arm = cast("Arm | None", control)
     seconds, pause = quantity("--budget", units.duration, budget), quantity("--every", units.duration, every)
     if watch:
@@ -84,18 +85,17 @@ def tune(
             console.say(f"mind: {remark}", style="yellow")
         first = studies.best_point(studies.find(out, trials_from), ready.space) if trials_from else None
         if dry_run:
-            print("\n".join(session.plan(ready, budget=seconds, confirm=wanted, maximize=most, arm=arm)))
+            print("\n".join(session.plan(ready, budget=seconds, confirm=wanted, arm=arm)))
             return
-        goal = "-".join(filter(None, ("most-qps" if most else "", control)))
+        goal = "-".join(filter(None, (f"most-{most}" if most else "", control)))
         opened = session.begin(ready, out=out, seed=seed, fresh=fresh, events=screen, goal=goal, storage=where, first=first)
-        if arm:
-            opened.document["control"] = arm
+        opened.document.update({name: value for name, value in (("control", arm), ("maximize", most)) if value})
         console.say(f"study: {opened.place.folder}" + (" (interrupted before, going on)" if opened.place.resumed else ""))
         if where:
             shared = opened.document["storage"]
             console.say(f"shared with every worker on {shared['name']} in {shared['url']}")
         opened.run.reckon = reckoning(opened.run.recipe, ready.space, ready.known.engine.version)
-        verdict = confirms.tune(opened.run, confirm=wanted, maximize=most, arm=arm)
+        verdict = confirms.tune(opened.run, confirm=wanted, arm=arm)
     raise typer.Exit(tell(opened, verdict, serve=True))
 
 
@@ -103,9 +103,8 @@ def check_options(confirm: str, maximize: str | None, control: str | None, usele
     """Raise `UsageError` for values that there are not, and for options that a watch has no use for."""
     if confirm not in ("quick", "full", "off"):
         raise UsageError(f"--confirm is {confirm!r}", "it has to be quick, full or off")
-    if maximize not in (None, "qps"):
-        hint = "it has to be qps: the mix of requests stays the same, so what holds most of them makes most tokens"
-        raise UsageError(f"--maximize is {maximize!r}", hint)
+    if maximize not in (None, "qps", "tokens", "goodput"):
+        raise UsageError(f"--maximize is {maximize!r}", "it has to be qps, tokens or goodput")
     if control not in (None, "defaults", "random", "grid", "tpe"):
         raise UsageError(f"--control is {control!r}", "it has to be defaults, random, grid or tpe")
     given = next((name for name, value in useless.items() if value), None)

@@ -58,7 +58,7 @@ def summarize(requests: Requests, window: tuple[float, float], limits: Mapping[s
         "prompt_tokens": int(np.maximum(good["prompt_tokens"], 0).sum()),
         "token_throughput": _share_of(seconds, tokens),
         "prompt_mismatch": _mismatch(good),
-        "goodput": _share_of(seconds, _number(_within(mine, limits or {}))),
+        "goodput": _share_of(seconds, _number(within(mine, limits or {}))),
         "tokens_per_event": _ratio(tokens, int(good["token_count"].sum())),
         "lateness": figures(mine.lateness),
         "mix_p": stats.mix_p(offered.words("cls").counts(), good.words("cls").counts()),
@@ -205,8 +205,8 @@ def _of_class(mine: Requests, offered: Requests, good: Requests, name: str, gaps
     }
 
 
-def _within(mine: Requests, limits: Mapping[str, float]) -> Mask:
-    """Which requests kept every limit that concerns them."""
+def within(mine: Requests, limits: Mapping[str, float]) -> Mask:
+    """Which requests were answered and kept every limit that concerns them: `limits` as of `goodput_limits`."""
     kept = mine.ok
     for label, limit in limits.items():
         cls, _, latency = label.rpartition(":")

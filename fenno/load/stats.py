@@ -56,7 +56,7 @@ def _binomial(count: int, share: float) -> Iterable[tuple[int, float]]:
         yield k, math.exp(whole - math.lgamma(k + 1) - math.lgamma(count - k + 1) + k * log_p + (count - k) * log_q)
 
 
-def share(good: int, count: int, level: float = 0.95) -> tuple[float, float, float]:
+def share(good: float, count: float, level: float = 0.95) -> tuple[float, float, float]:
     """A share with its confidence interval (Wilson 1927): value, low, high. `count` must be more than 0."""
     z = NormalDist().inv_cdf((1 + level) / 2)
     value, weight = good / count, z * z / count

@@ -27,6 +27,7 @@ _WORDS = (
     ("Met, missed, unclear", "The whole interval is on the good side of the limit, on the bad side, or holds the limit."),
     ("95 % interval", "It misses the true value in at most 5 of 100 trials, also when a trial is looked at up to three times."),
     ("QPS", "Met when answers keep up with requests sent at that rate: the queue is level, and the interval reaches the target."),
+    ("Goodput", "Requests a second that each kept every latency limit; in a search for the most the target is the best so far."),
     ("Invalid", "The client was too slow for its own figures: that is no measurement, and nothing is concluded from it."),
     ("Defaults", "The limits that vLLM chooses by itself, set on the same running server as those of every other live trial."),
     ("Cold confirmation", "A fresh start with plain flags and fresh prompts. The verdict rests on it, not on the live trial."),
@@ -144,7 +145,8 @@ def comparison(document: Document, best: Trial | None, before: Trial | None) -> 
     heads = ["", f"Defaults (trial {before.number})", f"{role_of(document).capitalize()} (trial {best.number})", "Change"]
     old = {f.target: f.figure for f in verdicts.findings(before)}
     cells = [compared(f.target, old.get(f.target), f.figure) for f in verdicts.findings(best) if f.figure]
-    cells += [c for c in further(before.summary, best.summary) if c[0] != "TTFT p95" or "p95_ttft" not in old]
+    told = {"TTFT p95": "p95_ttft", "Goodput, requests/s": "goodput"}
+    cells += [c for c in further(before.summary, best.summary) if told.get(c[0]) not in old]
     # What was no valid measurement is shown, and nothing is concluded from it.
     rows = [row(heads, c if before.measured else [*c[:-1], ""]) for c in cells]
     notes = [] if before.measured else [tag("p", f"The defaults gave no valid measurement: {before.reason}")]

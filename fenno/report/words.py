@@ -15,9 +15,9 @@ from fenno.tune.study import Trial
 from fenno.tune.trial import target_rate
 
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "gap": "longest gap", "e2el": "E2EL"}
-MORE_IS_BETTER = {"qps", "availability"}
+MORE_IS_BETTER = {"qps", "goodput", "availability"}
 
-_NAMES = {"qps": "QPS", "memory": "Memory", "memory_share": "Memory", "availability": "Availability"}
+_NAMES = {"qps": "QPS", "goodput": "Goodput", "memory": "Memory", "memory_share": "Memory", "availability": "Availability"}
 _ORIGINS = {
     "defaults": "the engine's defaults, imitated on the running server",
     "rule": "proposed by a rule, set on the running server",

@@ -62,13 +62,14 @@ def points(space: Space, arm: Arm, seed: int) -> Iterator[dict[str, Scalar]]:
             yield {knob: point[knob] for knob in space.defaults}
 
 
-def survey(run: Run, arm: Arm, *, maximize: bool, starts: int = 0) -> Verdict:
-    """One start after the other until the targets are met or the time is over; `maximize`: until what is left of the time is needed
-    for so many more `starts`. Points of an earlier run count. Raises `EngineError` when the first engines do not start."""
-    reserve = run.reserve(starts) if maximize else 0.0
+def survey(run: Run, arm: Arm, *, starts: int = 0) -> Verdict:
+    """One start after the other until the targets are met or the time is over; where something is maximised, until what is left of
+    the time is needed for so many more `starts`. Points of an earlier run count. Raises `EngineError` when the first engines do not
+    start."""
+    reserve = run.reserve(starts) if run.maximize else 0.0
     while not run.study.settled():
         trials = run.study.trials()
-        if not maximize and met_live(trials, run.space):
+        if not run.maximize and met_live(trials, run.space):
             break
         point = next_point(run, arm, trials)
         if point is None:
@@ -76,12 +77,12 @@ def survey(run: Run, arm: Arm, *, maximize: bool, starts: int = 0) -> Verdict:
                 continue
             break
         if trials and not run.time_for_a_start(reserve):
-            return over(run, arm, maximize, cut_short=True)
+            return over(run, arm, cut_short=True)
         why = WHY["defaults" if point == run.space.defaults else arm]
         with run.study.claimed(Claim("start", point), len(trials)) as mine:
             if mine:
-                measure_start(run, Proposal(point, why, "control"), reserve, maximize)
-    return over(run, arm, maximize)
+                measure_start(run, Proposal(point, why, "control"), reserve)
+    return over(run, arm)
 
 
 def next_point(run: Run, arm: Arm, trials: Sequence[Trial]) -> dict[str, Scalar] | None:
@@ -92,14 +93,14 @@ def next_point(run: Run, arm: Arm, trials: Sequence[Trial]) -> dict[str, Scalar]
     return drawn.point if drawn else listed
 
 
-def measure_start(run: Run, proposal: Proposal, reserve: float, maximize: bool) -> None:
+def measure_start(run: Run, proposal: Proposal, reserve: float) -> None:
     """One cold start of a point, and its trials. One that fails is a failed trial; the first ones that fail are the end."""
     run.events.say(f"starting with plain flags: {spaces.show(spaces.changed(proposal.point, run.space))} ({proposal.why})")
     try:
         with run.bench.plain(proposal.point) as seat:
             if proposal.point == run.space.defaults:
                 remember_outputs(run, seat, "cold")
-            climbed(run, seat, proposal, reserve) if maximize else tried(run, seat, proposal)
+            climbed(run, seat, proposal, reserve) if run.maximize else tried(run, seat, proposal)
     except EngineError as error:
         run.events.say(f"{error}")
         if error.stage == "start":
@@ -126,7 +127,8 @@ def climbed(run: Run, seat: Seat, proposal: Proposal, reserve: float) -> None:
         trials = run.study.trials()
         if trials and run.time_left() < reserve + trial.seconds_needed(run.recipe.with_targets(qps=rate)):
             return
-        run.study.add(one_trial(run, seat, proposal, len(trials), rate))
+        best = climb.champion(trials)
+        run.study.add(one_trial(run, seat, proposal, len(trials), rate, climb.to_show(run, best[1] if best else None, rate)))
 
 
 def next_rate(run: Run, proposal: Proposal) -> float | None:
@@ -140,10 +142,10 @@ def next_rate(run: Run, proposal: Proposal) -> float | None:
     return best[1].lost if mine == Bracket() and math.isfinite(best[1].lost) else None
 
 
-def over(run: Run, arm: Arm, maximize: bool, cut_short: bool = False) -> Verdict:
+def over(run: Run, arm: Arm, cut_short: bool = False) -> Verdict:
     """The verdict on what was measured."""
     trials = run.study.trials()
-    if maximize:
+    if run.maximize:
         return climb.crowned(run, cut_short)
     if (winner := met_live(trials, run.space)) is not None:
         return verdicts.met(winner, run.space, confirmed=arm == "defaults")

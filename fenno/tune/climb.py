@@ -1,7 +1,8 @@
-"""`fenno tune --maximize qps`: the largest steady rate under the targets, and the settings that hold it.
+"""`fenno tune --maximize`: the steady rate under the targets that is worth most, and the settings that hold it.
 
 The defaults' capacity is bracketed first. From then on every other setting has to meet the targets at the rate that the best one so
-far did not hold: one trial each. One that does is the best from then on, and is bracketed in its turn.
+far did not hold: one trial each. One that does is the best from then on, and is bracketed in its turn. Where goodput is looked for,
+that it is more than the best so far is one of the targets of every trial.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fenno.recipe import Scalar
 from fenno.tune import capacity, propose, trial
@@ -42,10 +43,11 @@ MOST_STEPS = 4
 
 @dataclass(frozen=True)
 class Ask:
-    """A trial to make: a point, and the rate in requests a second."""
+    """A trial to make: a point, the rate, and the goodput to show at it where that is looked for, both in requests a second."""
 
     proposal: Proposal
     rate: float
+    goodput: float | None = None
 
 
 def climb(run: Run, starts: int) -> Verdict:
@@ -73,12 +75,12 @@ def live_climb(run: Run, seat: Seat, restart: Point, reserve: float) -> Verdict 
             remember_outputs(run, seat, "wide")
         with run.study.claimed(Claim("trial", ask.proposal.point, ask.rate), len(trials)) as mine:
             if mine:
-                run.study.add(one_trial(run, seat, ask.proposal, len(trials), ask.rate))
+                run.study.add(one_trial(run, seat, ask.proposal, len(trials), ask.rate, ask.goodput))
     return None
 
 
 def crowned(run: Run, cut_short: bool = False) -> Verdict:
-    """The verdict on what has been seen: the best point at the largest rate it held."""
+    """The verdict on what has been seen: the best point at the rate that was worth most."""
     trials = run.study.trials()
     best = champion(trials)
     if best is None or best[1].held == 0:
@@ -88,9 +90,9 @@ def crowned(run: Run, cut_short: bool = False) -> Verdict:
         if least is None or any(t.state in ("met", "unclear") for t in trials):
             return verdicts.inconclusive(trials, "no rate was shown to be held, and none to be too much")
         return verdicts.infeasible(trials, f"not even {least:.3g} requests/s were held")
-    winner = next(t for t in trials if t.point == best[0] and t.rate == best[1].held and t.state == "met")
+    winner = max((t for t in live(trials) if t.point == best[0]), key=worth)
     note = "; the time budget ended the search" if cut_short else ""
-    return verdicts.held(winner, run.space, best[1], note=note)
+    return verdicts.held(winner, run.space, best[1], run.maximize or "qps", note=note)
 
 
 def brackets(trials: Sequence[Trial]) -> list[tuple[dict[str, Scalar], Bracket]]:
@@ -99,7 +101,22 @@ def brackets(trials: Sequence[Trial]) -> list[tuple[dict[str, Scalar], Bracket]]
     for t in live(trials):
         if t.point not in points:
             points.append(t.point)
-    return [(p, capacity.bracket((t.rate, t.state == "met") for t in live(trials) if t.point == p)) for p in points]
+    return [(p, capacity.bracket((t.rate, worth(t)) for t in live(trials) if t.point == p)) for p in points]
+
+
+def worth(trial: Trial) -> float:
+    """What a trial's rate is worth, in requests a second: its goodput where that is a target, else itself; 0 unless all is met."""
+    if trial.state != "met":
+        return 0.0
+    goodput = verdicts.figure(trial, "goodput")
+    return goodput.value if goodput else trial.rate
+
+
+def to_show(run: Run, best: Bracket | None, rate: float) -> float | None:
+    """The goodput to show at a rate where that is looked for: as much as the best so far, at first half of what is offered."""
+    if run.maximize != "goodput":
+        return None
+    return best.worth if best and best.worth else rate / 2
 
 
 def live(trials: Sequence[Trial]) -> list[Trial]:
@@ -125,8 +142,8 @@ def refuted(trials: Sequence[Trial], point: Point) -> bool:
 
 
 def champion(trials: Sequence[Trial]) -> tuple[dict[str, Scalar], Bracket] | None:
-    """The point that held the largest rate, the earliest of equals; None before the first measurement."""
-    return max(brackets(trials), key=lambda found: found[1].held, default=None)
+    """The point that held the rate that is worth most, the earliest of equals; None before the first measurement."""
+    return max(brackets(trials), key=lambda found: found[1].worth, default=None)
 
 
 def frontier(trials: Sequence[Trial]) -> list[Trial]:
@@ -142,19 +159,20 @@ def next_ask(run: Run, trials: list[Trial], restart: Point) -> Ask | None:
     if not trials:
         point = dict(run.space.defaults)
         why = "the engine's defaults, imitated on the wide server"
-        return Ask(Proposal(point, why, "defaults"), first) if (point, first) not in busy else None
+        return Ask(Proposal(point, why, "defaults"), first, to_show(run, None, first)) if (point, first) not in busy else None
     here = [t for t in trials if spaces.restart_part(t.point, run.space) == restart and t.origin != "confirmation"]
-    if (again := once_more(here, busy)) is not None:
-        return again
     best = champion(trials)
+    if (again := once_more(here, busy)) is not None:
+        return replace(again, goodput=to_show(run, best[1] if best else None, again.rate))
     if best is None:
         return None
     point, found = best
     rate = capacity.next_rate(found, first) if spaces.restart_part(point, run.space) == restart else None
     if rate is not None and (point, rate) not in busy:
-        return Ask(Proposal(point, f"it holds {found}" if found.held else "a lower rate", origin(trials, point)), rate)
+        why = f"it holds {found}" if found.held else "a lower rate"
+        return Ask(Proposal(point, why, origin(trials, point)), rate, to_show(run, found, rate))
     challenger = next_challenger(run, trials, here, point, restart) if math.isfinite(found.lost) else None
-    return Ask(challenger, found.lost) if challenger else None
+    return Ask(challenger, found.lost, to_show(run, found, found.lost)) if challenger else None
 
 
 def once_more(here: Sequence[Trial], busy: Sequence[tuple[Point, float]]) -> Ask | None:

@@ -13,10 +13,10 @@ from fenno.tune import space as spaces
 from fenno.tune import verdict as verdicts
 from fenno.tune.arms import Arm
 from fenno.tune.bench import Seat
-from fenno.tune.capacity import Bracket
+from fenno.tune.capacity import Bracket, Maximize, Most
 from fenno.tune.claims import Claim
 from fenno.tune.quality import Comparison
-from fenno.tune.run import AGAIN, Run, measured, meet
+from fenno.tune.run import AGAIN, Run, measured, meet, only_unsteady
 from fenno.tune.space import Point
 from fenno.tune.study import Trial
 from fenno.tune.verdict import Verdict
@@ -29,11 +29,11 @@ STARTS: dict[Confirm, int] = {"off": 0, "quick": 1, "full": 4}
 BETWEEN = "the time budget ended between the cold starts; the same command goes on with them"
 
 
-def tune(run: Run, *, confirm: Confirm = "quick", maximize: bool = False, arm: Arm | None = None) -> Verdict:
-    """Search until there is a verdict, then confirm it. `maximize`: the largest rate, else the targets' own; `arm`: what the search
-    is compared with, in its place. The verdict of one worker ends the search of all. Raises `EngineError` when no engine starts."""
+def tune(run: Run, *, confirm: Confirm = "quick", arm: Arm | None = None) -> Verdict:
+    """Search until there is a verdict, then confirm it. `arm`: what the search is compared with, in its place. The verdict of one
+    worker ends the search of all. Raises `EngineError` when no engine starts."""
     with run.study.present():
-        verdict = concluded(run, confirm, maximize, arm)
+        verdict = concluded(run, confirm, arm)
         # Where nothing can be said, others may come further.
         if verdict.over and (verdict.outcome != "inconclusive" or not run.study.others()):
             run.study.settle(verdicts.dumps(verdict))
@@ -41,13 +41,13 @@ def tune(run: Run, *, confirm: Confirm = "quick", maximize: bool = False, arm: A
     return verdicts.loads(told) if told else verdict
 
 
-def concluded(run: Run, confirm: Confirm, maximize: bool, arm: Arm | None) -> Verdict:
+def concluded(run: Run, confirm: Confirm, arm: Arm | None) -> Verdict:
     """The verdict of this worker's search, and of the cold starts that it made; of no worth where another has settled it."""
     refuted, full = False, confirm == "full"
     while True:
         done = [] if refuted else unfinished(run.study.trials())
-        found = begun(run, full, done) if maximize and done else None
-        found = found or look(run, STARTS[confirm], maximize, arm)
+        found = begun(run, full, done) if run.maximize and done else None
+        found = found or look(run, STARTS[confirm], arm)
         to_confirm = found.outcome == "met" and confirm != "off" and arm != "defaults"
         if not to_confirm or found.trial is None or run.study.settled():
             return found
@@ -55,7 +55,7 @@ def concluded(run: Run, confirm: Confirm, maximize: bool, arm: Arm | None) -> Ve
             return verdicts.cut_short(run.study.trials(), "the targets were met live, and no time was left for a cold start")
         with run.study.claimed(Claim("confirmation"), 0) as mine:
             if mine:
-                verify = confirmed_rate if maximize else confirmed
+                verify = confirmed_rate if run.maximize else confirmed
                 verdict = verify(run, found.trial, full=full, done=done)
                 if verdict.outcome == "met":
                     # Before anybody else can think of a cold start.
@@ -70,12 +70,12 @@ def concluded(run: Run, confirm: Confirm, maximize: bool, arm: Arm | None) -> Ve
         run.events.say(f"{verdict.sentence.partition(';')[0]}; the search goes on")
 
 
-def look(run: Run, starts: int, maximize: bool, arm: Arm | None) -> Verdict:
+def look(run: Run, starts: int, arm: Arm | None) -> Verdict:
     """The verdict before cold `starts`: of the search, or of an arm."""
     if arm:
         # The defaults are measured after a cold start as it is.
-        return arms.survey(run, arm, maximize=maximize, starts=0 if arm == "defaults" else starts)
-    return climb.climb(run, starts) if maximize else meet(run)
+        return arms.survey(run, arm, starts=0 if arm == "defaults" else starts)
+    return climb.climb(run, starts) if run.maximize else meet(run)
 
 
 def blocks(run: Run, winner: Trial, full: bool, defaults_rate: float | None = None) -> list[Trial]:
@@ -192,13 +192,13 @@ def confirmed_rate(run: Run, winner: Trial, *, full: bool, done: Sequence[Trial]
     paired = [*zip(wanted, ended, strict=True)]
     mine, theirs = ([found for block, found in paired if (block.point == winner.point) is ours] for ours in (True, False))
     held = within(mine)
-    best = next((t for found in mine for t in found if t.state == "met" and t.rate == held.held), None)
+    best = min((t for found in mine for t in found if t.state == "met" and t.rate == held.held), key=climb.worth, default=None)
     if best is None:
         why = next((f" ({t.reason})" for found in mine for t in found if t.reason), "")
         said = f"{winner.rate:.3g} requests/s were held live but not after a cold start{why}"
         return verdicts.inconclusive(run.study.trials(), said)
-    note = f"; {against(held, within(theirs))}" if theirs else ""
-    return verdicts.held(best, run.space, held, confirmed=True, note=note)
+    note = f"; {against(shown(run, mine), shown(run, theirs))}" if theirs else ""
+    return verdicts.held(best, run.space, held, run.maximize or "qps", confirmed=True, note=note)
 
 
 def defaults_rate(run: Run, winner: Trial) -> float:
@@ -222,7 +222,7 @@ def cold_climb(run: Run, which: Trial) -> list[Trial]:
             while (rate := next_cold_rate(ended, which.rate)) is not None:
                 if run.time_left() < trial.seconds_needed(run.recipe.with_targets(qps=rate)):
                     break
-                ended.append(settled(run, seat, replace(which, rate=rate), outputs))
+                ended.append(settled(run, seat, replace(which, rate=rate), outputs, climb.to_show(run, steps(ended), rate)))
     except (EngineError, LoadError) as error:
         ended.append(failed_cold(run, which, error))
     return ended
@@ -237,7 +237,7 @@ def next_cold_rate(ended: Sequence[Trial], first: float) -> float | None:
 
 def steps(ended: Sequence[Trial]) -> Bracket:
     """What one cold start says of a point's capacity; what was no measurement says nothing."""
-    return capacity.bracket((t.rate, t.state == "met") for t in ended if t.state != "invalid")
+    return capacity.bracket((t.rate, climb.worth(t)) for t in ended if t.state != "invalid")
 
 
 def failed_cold(run: Run, which: Trial, error: EngineError | LoadError) -> Trial:
@@ -268,20 +268,24 @@ def with_outputs(trial: Trial, outputs: Comparison | None) -> Trial:
     return replace(trial, summary={**trial.summary, "outputs": outputs.as_dict()}) if outputs else trial
 
 
-def settled(run: Run, seat: Seat, which: Trial, outputs: Comparison | None = None) -> Trial:
-    """`which` measured on a plain engine: again while it was no measurement, and for longer while it was too close to call."""
+def settled(run: Run, seat: Seat, which: Trial, outputs: Comparison | None = None, goodput: float | None = None) -> Trial:
+    """`which` measured on a plain engine: again while it was no measurement, and for longer while it was too close to call.
+
+    `goodput`: what is to be shown in a search for the largest: close to the best so far is no more than that.
+    """
     blank = cold(run, which)
     seat.move({})
-    finished = measured(run, seat, blank, arm=f"confirmation-{blank.number}")
+    finished = measured(run, seat, blank, f"confirmation-{blank.number}", goodput=goodput)
     patience, needed = 1, trial.seconds_needed(run.recipe.with_targets(qps=which.rate or None))
     for again in range(AGAIN):
         # What is too close to call takes longer; what was no measurement only has to be repeated.
         patience *= 2 if finished.state == "unclear" else 1
-        decided = finished.state in ("met", "missed")
+        level = finished.state == "unclear" and not only_unsteady(finished)
+        decided = finished.state in ("met", "missed") or (goodput is not None and level)
         if decided or run.time_left() < patience * needed:
             break
         run.events.say(f"once more: {finished.reason or 'too close to call'}")
-        finished = measured(run, seat, blank, f"confirmation-{blank.number}-again-{again}", patience)
+        finished = measured(run, seat, blank, f"confirmation-{blank.number}-again-{again}", patience, goodput)
     finished = with_outputs(finished, outputs)
     run.study.add(finished)
     run.events.done(finished)
@@ -294,9 +298,18 @@ def within(starts: Sequence[Sequence[Trial]]) -> Bracket:
     return Bracket(min((b.held for b in found), default=0.0), max((b.lost for b in found), default=float("inf")))
 
 
-def against(mine: Bracket, defaults: Bracket) -> str:
+def shown(run: Run, starts: Sequence[Sequence[Trial]]) -> Most:
+    """What was maximised, as every cold start has shown it: the least of it, from the least end to the greatest. Tokens are as many
+    as the rate gives, so a gain in one is a gain in the other."""
+    of: Maximize = "goodput" if run.maximize == "goodput" else "qps"
+    best = [(steps(ended), max(ended, key=climb.worth)) for ended in starts if ended]
+    each = [verdicts.most(of, found, trial if found.worth else None) for found, trial in best]
+    return Most(of, min(m.value for m in each), min(m.low for m in each), max(m.high for m in each))
+
+
+def against(mine: Most, defaults: Most) -> str:
     """The gain over the defaults in words."""
-    if not defaults.held:
+    if not defaults.value:
         return f"the defaults, cold as well, hold {defaults}"
     rate, least, most = (f"{100 * share:+.0f} %" for share in capacity.gain(mine, defaults))
     return f"the defaults, cold as well, hold {defaults}: {rate} ({least} to {most})"

@@ -92,7 +92,7 @@ def find(
 
 def bracket(steps: list[Step]) -> Bracket:
     """Of the valid steps alone."""
-    return capacity.bracket((step.rate, step.measured.judgement.state == "met") for step in steps if step.measured.valid)
+    return capacity.bracket((s.rate, s.rate * (s.measured.judgement.state == "met")) for s in steps if s.measured.valid)
 
 
 def told(found: Measured) -> str:

@@ -68,9 +68,13 @@ def judge(targets: Targets, figures: Mapping[str, Figure], *, steady: bool, note
     """Judge `figures` (by target name; memory also as "memory_share") against `targets`.
 
     A target is met when its whole interval is on the right side, missed when the whole interval is on the wrong side, unclear
-    else. `steady` is false while the queue still grows: then no rate is being held, and the QPS target is unclear.
+    else. `steady` is false while the queue still grows: then no rate is being held, and the QPS target is unclear. With a goodput
+    target the latencies are the limits of single requests, and none of their percentiles is judged.
     """
-    findings = [_at_most(name, limit, figures.get(name)) for name, limit in targets.latencies().items()]
+    if targets.goodput is None:
+        findings = [_at_most(name, limit, figures.get(name)) for name, limit in targets.latencies().items()]
+    else:
+        findings = [_at_least("goodput", targets.goodput, figures.get("goodput"))]
     if targets.qps is not None:
         findings.append(_rate(targets.qps, figures.get("qps"), steady))
     if targets.memory is not None:
@@ -118,7 +122,7 @@ def _rate(limit: float, figure: Figure | None, steady: bool) -> Finding:
 
 def spell(target: str, value: float) -> str:
     """A figure in the unit people use for it."""
-    if target == "qps":
+    if target in ("qps", "goodput"):
         return f"{value:.2f} requests/s"
     if target == "memory":
         return units.show_memory(value)

@@ -21,6 +21,7 @@ from fenno.tune import propose, quality, trial
 from fenno.tune import space as spaces
 from fenno.tune import verdict as verdicts
 from fenno.tune.bench import Bench, Seat
+from fenno.tune.capacity import Maximize
 from fenno.tune.claims import Claim
 from fenno.tune.judge import Judgement
 from fenno.tune.propose import Limit, Load, Proposal, Roofline, Steps
@@ -54,7 +55,7 @@ Reckon = Callable[[Steps, Point], Roofline | None]
 @dataclass
 class Run:
     """One `fenno tune`. `deadline` is on the bench's clock; `first`: another study's point, tried before what the rules name;
-    `reckon`: the roofline of this host."""
+    `reckon`: the roofline of this host; `maximize`: what is to be as much as can be under the targets, None where they are all."""
 
     recipe: Recipe
     space: Space
@@ -65,6 +66,7 @@ class Run:
     bench: Bench
     first: Point | None = None
     reckon: Reckon = lambda steps, point: None
+    maximize: Maximize | None = None
 
     def time_left(self) -> float:
         return self.deadline - self.bench.now()
@@ -344,10 +346,12 @@ def exhausted(trials: list[Trial]) -> Verdict:
     return verdicts.infeasible(trials, f"none of {len(trials)} settings met the targets, and the last ones brought nothing")
 
 
-def one_trial(run: Run, seat: Seat, proposal: Proposal, number: int, rate: float | None = None) -> Trial:
+def one_trial(
+    run: Run, seat: Seat, proposal: Proposal, number: int, rate: float | None = None, goodput: float | None = None
+) -> Trial:
     """Set a point on the running engine and measure it. A failed trial is a value; the engine's death is told on as well.
 
-    `rate`: requests a second, the recipe's target unless given.
+    `rate` and `goodput`: requests a second, the recipe's targets unless given.
     """
     asked = trial.target_rate(run.recipe) if rate is None else rate
     at = "" if rate is None else f" at {rate:.3g} requests/s"
@@ -356,7 +360,7 @@ def one_trial(run: Run, seat: Seat, proposal: Proposal, number: int, rate: float
     blank = Trial(number, dict(proposal.point), proposal.origin, proposal.why, "failed", float("inf"), 0.0, rate=asked)
     try:
         seat.move(spaces.live_part(proposal.point, run.space))
-        finished = measured(run, seat, blank, arm=f"trial-{number}", patience=proposal.patience)
+        finished = measured(run, seat, blank, arm=f"trial-{number}", patience=proposal.patience, goodput=goodput)
     except LoadError as error:
         finished = replace(blank, reason=str(error), seconds=run.bench.now() - started)
     except EngineError as error:
@@ -368,9 +372,9 @@ def one_trial(run: Run, seat: Seat, proposal: Proposal, number: int, rate: float
     return finished
 
 
-def measured(run: Run, seat: Seat, blank: Trial, arm: str, patience: int = 1) -> Trial:
-    """`blank` with what traffic at its rate gave."""
-    at = run.recipe.with_targets(qps=blank.rate) if run.recipe.targets.qps else run.recipe
+def measured(run: Run, seat: Seat, blank: Trial, arm: str, patience: int = 1, goodput: float | None = None) -> Trial:
+    """`blank` with what traffic at its rate gave, where `goodput` is to be shown, unless it is the recipe's own."""
+    at = run.recipe.with_targets(qps=blank.rate, goodput=goodput) if run.recipe.targets.qps else run.recipe
     result = seat.measure(at, arm=arm, seed=run.seed + blank.number, patience=patience)
     return replace(
         blank,
@@ -404,7 +408,9 @@ def floor(run: Run, seat: Seat) -> str | None:
     run.events.say(f"alone on the engine, a first token takes {1e3 * min(alone, default=0.0):.1f} ms at best")
     for name, limit in limits.items():
         late = sum(seconds > limit for seconds in alone)
-        if hopeless(late, len(alone), 1 - Latency.of(name).percentile / 100):
+        # A goodput of less than half of what is offered is none that is looked for.
+        share = 0.5 if run.maximize == "goodput" else 1 - Latency.of(name).percentile / 100
+        if hopeless(late, len(alone), share):
             said = f"{late} of {len(alone)} requests were later, the median after {1e3 * statistics.median(alone):.1f} ms"
             return f"{name} is {1e3 * limit:g} ms, and alone on the engine {said}"
     return None

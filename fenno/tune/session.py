@@ -23,6 +23,7 @@ from fenno.tune import space as spaces
 from fenno.tune import storage as storages
 from fenno.tune import verdict as verdicts
 from fenno.tune.arms import Arm
+from fenno.tune.capacity import Maximize
 from fenno.tune.confirm import Confirm
 from fenno.tune.judge import judge
 from fenno.tune.space import Space
@@ -60,7 +61,7 @@ def alone(folder: Path) -> TextIO:
 @dataclass(frozen=True)
 class Ready:
     """All that is known, and was found to be right, before anything is started or written. `deadline` is on the monotonic clock;
-    `remarks` are what a person should know."""
+    `remarks` are what a person should know; `maximize` as of `Run`."""
 
     recipe: Recipe
     known: catalogue.Catalogue
@@ -68,10 +69,11 @@ class Ready:
     host: Machine
     deadline: float
     remarks: tuple[str, ...]
+    maximize: Maximize | None = None
 
 
 def ready(
-    recipe: Recipe, *, budget: float, confirm: Confirm = "quick", maximize: bool = False, say: Say = lambda text: None
+    recipe: Recipe, *, budget: float, confirm: Confirm = "quick", maximize: Maximize | None = None, say: Say = lambda text: None
 ) -> Ready:
     """Look at everything that could end a study of `recipe` minutes later. `budget` in seconds of wall time, from now on.
 
@@ -94,19 +96,25 @@ def ready(
     if fitted is not recipe:
         space = spaces.build(fitted, known, host.cores)
     remarks = (*memory.remark(recipe, fitted), *short(budget, trial.seconds_needed(recipe), confirm))
-    return Ready(fitted, known, space, host, deadline, remarks)
+    return Ready(fitted, known, space, host, deadline, remarks, maximize)
 
 
-def aimed(recipe: Recipe, maximize: bool) -> Recipe:
+def aimed(recipe: Recipe, maximize: Maximize | None) -> Recipe:
     """The recipe with the rate that is tried first. Raises `UsageError` when its targets give nothing to look for."""
+    if recipe.targets.goodput is not None and not recipe.targets.latencies():
+        raise UsageError("a goodput target needs a latency to keep", "give one, such as --target p95_ttft=800ms")
     if not maximize:
         if not judge(recipe.targets, {}, steady=True).findings:
             raise UsageError(f"recipe {recipe.name} has no targets", "give some, such as --target-p95 800ms --target-qps 40")
         return recipe
     if not recipe.targets.latencies():
         raise UsageError("--maximize needs a latency to keep", "give one, such as --target p95_ttft=800ms")
-    # That the rate is held is one of the targets at every rate.
-    return recipe.with_targets(qps=trial.target_rate(recipe))
+    if recipe.targets.goodput is not None and maximize != "goodput":
+        said = f"--maximize {maximize} under a goodput target: with one, the latency targets' percentiles are not judged"
+        raise UsageError(said, "use --maximize goodput, or leave the target out")
+    # That the rate is held is one of the targets at every rate; how much goodput has to be shown follows from it.
+    first = trial.target_rate(recipe)
+    return recipe.with_targets(qps=first, goodput=first / 2 if maximize == "goodput" else None)
 
 
 def short(budget: float, trial_seconds: float, confirm: Confirm) -> list[str]:
@@ -156,7 +164,7 @@ def begin(
     head = f"The recipe of the study in this folder, with its targets. fenno {document['fenno']}, {document['date']}"
     output.write(place.folder, {"recipe.yaml": output.recipe_yaml(recipe, head), output.BEGUN: output.dumps(document)})
     bench = benches.Engines(any_port(recipe) if storage else recipe, place.folder, space, events, ready.deadline)
-    run = runs.Run(recipe, space, study, seed, ready.deadline, events, bench, first)
+    run = runs.Run(recipe, space, study, seed, ready.deadline, events, bench, first, maximize=ready.maximize)
     return Session(run, ready.known, ready.host, place, document, lock)
 
 
@@ -177,18 +185,26 @@ def any_port(recipe: Recipe) -> Recipe:
 def show(targets: Targets) -> str:
     """What must hold, as people write it."""
     said = [f"{name} {units.show_duration(limit)}" for name, limit in targets.latencies().items()]
+    said += [f"goodput {targets.goodput:g}"] if targets.goodput is not None else []
     said += [f"qps {targets.qps:g}"] if targets.qps is not None else []
     said += [f"memory {units.show_memory(targets.memory)}"] if targets.memory is not None else []
     said += [f"availability {targets.availability * 100:.4g} %"] if targets.availability is not None else []
     return ", ".join(said) or "none"
 
 
-def plan(ready: Ready, *, budget: float, confirm: Confirm, maximize: bool, arm: Arm | None = None) -> list[str]:
+SOUGHT: dict[Maximize, str] = {
+    "qps": "the largest rate under the targets",
+    "tokens": "the most output tokens a second under the targets",
+    "goodput": "the most requests a second that each keep every latency limit",
+}
+
+
+def plan(ready: Ready, *, budget: float, confirm: Confirm, arm: Arm | None = None) -> list[str]:
     """What a study would do, in sentences; nothing is started."""
     recipe, space, known = ready.recipe, ready.space, ready.known
     start = server.prepare(recipe, flags={**spaces.wide(space), "scheduler-cls": plugin.SCHEDULER})
     rate, cold = trial.target_rate(recipe), confirms.STARTS[confirm]
-    sought = f"the largest rate under the targets, from {rate:g} requests/s on" if maximize else "settings that meet the targets"
+    sought = f"{SOUGHT[ready.maximize]}, from {rate:g} requests/s on" if ready.maximize else "settings that meet the targets"
     after = f"of which {_count(cold, 'cold start')} with plain flags at the end" if cold else "no cold start at the end"
     instead = [f"in place of the search: {arm}, each point after a start of its own with plain flags"] if arm else []
     return [
@@ -213,9 +229,9 @@ def finish(session: Session, verdict: Verdict, page: Page) -> dict[str, Any]:
     files: dict[str, str] = {}
     if verdict.outcome == "met" and verdict.trial is not None:
         tuned = output.tuned(run.recipe, verdict.trial.point, run.space)
-        if verdict.capacity:
-            # The rate that was confirmed: what this recipe's targets say is what it was seen to hold.
-            tuned = tuned.with_targets(qps=verdict.capacity.held)
+        if verdict.capacity and verdict.most:
+            # What was confirmed: what this recipe's targets say is what it was seen to hold.
+            tuned = tuned.with_targets(qps=verdict.trial.rate, goodput=verdict.most.low if verdict.most.of == "goodput" else None)
         without = output.without_fenno(tuned, session.known, folder)
         document |= {"tuned": str(folder / output.TUNED), "serve": without.serve, "config": str(folder / output.CONFIG)}
         head = f"Made by `fenno tune`, {document['date']}: {verdict.sentence}"

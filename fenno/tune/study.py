@@ -118,8 +118,8 @@ class Study:
         # One call, one transaction: a kill leaves the whole trial or nothing of it.
         finished = create_trial(
             state=TrialState.COMPLETE if trial.measured else TrialState.FAIL,
-            # The sampler compares trials at different rates: the same score at twice the rate is better.
-            value=trial.score / (trial.rate or 1.0) if trial.measured else None,
+            # The sampler compares trials at different rates: the same score where twice as much was asked for is better.
+            value=trial.score / _asked(trial) if trial.measured else None,
             params={knob: trial.point[knob] for knob in self._distributions if knob in trial.point},
             distributions={knob: d for knob, d in self._distributions.items() if knob in trial.point},
             user_attrs={"trial": json.dumps(asdict(trial))},
@@ -233,6 +233,12 @@ def stored(folder: Path, shared: Mapping[str, str] | None = None) -> list[Trial]
         # In a folder it is the only one there, if fenno came so far, and a folder that was moved or copied has another name.
         names = [shared["name"]] if shared else optuna.get_all_study_names(storage)
         return [trial for name in names for trial in _finished(optuna.load_study(study_name=name, storage=storage))]
+
+
+def _asked(trial: Trial) -> float:
+    """What was asked of a point, in requests a second: the goodput to show, else the rate."""
+    goodput = (row["limit"] for row in trial.judgement.get("findings", ()) if row["target"] == "goodput")
+    return float(next(goodput, trial.rate)) or 1.0
 
 
 def _first(study: Any, kind: str) -> str | None:

@@ -7,7 +7,7 @@ import math
 import re
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from fenno.tune.propose import Load, Steps
 LOOKS = 3
 LEVEL = 1 - 0.05 / LOOKS
 COUNTED = {50: 24, 90: 56, 95: 112, 99: 560}
+GOODPUT = 200  # requests that tell a share of 95 % to within four hundredths at the first look, two at the last
 LOOK = 0.25  # seconds between two looks at the engine
 STANDSTILL = 0.5  # seconds: a busy host holds the client's loop up for a few hundredths
 # vLLM warns of a kernel that its own warm-up has left out, the first time.
@@ -99,6 +100,8 @@ def window_seconds(recipe: Recipe, rate: float) -> float:
     shares = {cls.name: cls.share / total for cls in recipe.workload.classes}
     wanted = [Latency.of(name) for name in recipe.targets.latencies()] or [Latency(None, 95, "ttft")]
     needed = max(COUNTED[w.percentile] / shares.get(w.cls or "", 1.0) for w in wanted)
+    if recipe.targets.goodput is not None:
+        needed = GOODPUT
     return max(recipe.search.window, needed / rate)
 
 
@@ -177,6 +180,7 @@ class _Observed:
 
     def __init__(self, recipe: Recipe, plan: Plan) -> None:
         self.recipe, self.plan = recipe, plan
+        self.limits = figures.goodput_limits(recipe.targets.latencies())
         self.seconds = (plan.duration or 0.0) / LOOKS
         self.looks = 0
         self.window = (0.0, 0.0)
@@ -224,7 +228,7 @@ class _Observed:
         inside = seen.between(*self.window).samples
         judgement = replace(judgement, notes=(*judgement.notes, *fit.reasons))
         requests = Requests.of(self.records)
-        summary = figures.summarize(requests, self.window, figures.goodput_limits(self.recipe.targets.latencies()))
+        summary = figures.summarize(requests, self.window, self.limits)
         return Measured(judgement, summary, engine_load(inside, self.records, self.client.in_flight_mean), fit.valid, seconds)
 
     def _take(self, records: Sequence[Record], window: tuple[float, float]) -> None:
@@ -233,9 +237,11 @@ class _Observed:
 
     def _hopeless(self, records: Sequence[Record], client: ClientState) -> tuple[str, str] | None:
         """Which target is missed, and why no more requests are needed: a bound that holds however often one looks."""
+        mine = [r for r in records if client.start is not None and r.scheduled >= client.start and r.outcome != "cancelled"]
+        if (wanted := self.recipe.targets.goodput) is not None:
+            return hopeless_goodput(mine, self.limits, wanted / (self.plan.rate or 1.0))
         for name, limit in self.recipe.targets.latencies().items():
             bound = stats.Sequential(limit, Latency.of(name).percentile, alpha=0.01, weight=0.5, only="missed")
-            mine = [r for r in records if client.start is not None and r.scheduled >= client.start and r.outcome != "cancelled"]
             if bound.update(v for v in values(mine, name) if v is not None) == "missed":
                 return name, f"stopped early: {bound.late} of {bound.count} requests were later than {name}"
         return None
@@ -244,6 +250,8 @@ class _Observed:
         # Of every phase: what was sent during warm-up is still in flight when the window begins.
         level = figures.steady(Requests.of(r for r in records if r.sent < self.window[1]), self.window)
         found = {**latency_figures(self.records, self.recipe.targets), **rate_figures(self.records, self.plan.rate or 0.0)}
+        if self.recipe.targets.goodput is not None:
+            found.update(goodput_figure(self.records, self.limits, self.plan.rate or 0.0))
         found.update(memory_figures(seen))
         return judge(self.recipe.targets, found, steady=level.steady, notes=[] if level.steady else [level.reason])
 
@@ -292,6 +300,27 @@ def rate_figures(records: Sequence[Record], rate: float) -> dict[str, Figure]:
         return {}
     share = stats.share(sum(r.ok for r in records), len(records))
     return {"qps": Figure(*(rate * part for part in share)), "availability": Figure(share[0])}
+
+
+def goodput_figure(records: Sequence[Record], limits: Mapping[str, float], rate: float) -> dict[str, Figure]:
+    """The goodput under an offered `rate` in requests a second: the share that kept every one of `limits`, times the rate.
+
+    `records` in the order of time: late requests follow one another, and are worth fewer independent ones.
+    """
+    if not records:
+        return {}
+    late = ~figures.within(Requests.of(records), limits)
+    part = stats.worth(late.astype(float), 0) / len(late)
+    share = stats.share(part * (len(late) - int(late.sum())), part * len(late), LEVEL)
+    return {"goodput": Figure(*(float(rate * portion) for portion in share))}
+
+
+def hopeless_goodput(records: Sequence[Record], limits: Mapping[str, float], share: float) -> tuple[str, str] | None:
+    """That fewer than a `share` of the requests keep their limits, by a bound that holds however often one looks."""
+    bound = stats.Sequential(0.5, 100 * min(share, 0.999), alpha=0.01, weight=0.5, only="missed")
+    if not records or bound.update((~figures.within(Requests.of(records), limits)).astype(float)) != "missed":
+        return None
+    return "goodput", f"stopped early: {bound.late} of {bound.count} requests did not keep every latency limit"
 
 
 def memory_figures(seen: Seen) -> dict[str, Figure]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from fenno import errors
-from fenno.tune.capacity import Bracket
+from fenno.tune.capacity import Bracket, Maximize, Most
 from fenno.tune.judge import Figure, Finding
 from fenno.tune.space import POLICY, Space, changed, show
 from fenno.tune.study import Trial, from_dict
@@ -19,13 +20,14 @@ EXIT: dict[Outcome, int] = {"met": errors.OK, "infeasible": errors.INFEASIBLE, "
 @dataclass(frozen=True)
 class Verdict:
     """`trial` is the confirmed winner, or the nearest point there was. `over` is false where only the time was too short, and the
-    study can be gone on with. `capacity`: in requests a second, where the largest rate was looked for."""
+    study can be gone on with. `capacity`: in requests a second, and `most` of what, where that was looked for."""
 
     outcome: Outcome
     sentence: str
     trial: Trial | None
     over: bool = True
     capacity: Bracket | None = None
+    most: Most | None = None
 
     @property
     def exit_code(self) -> int:
@@ -41,6 +43,11 @@ def findings(trial: Trial) -> list[Finding]:
     return [Finding(**{**row, "figure": Figure(**row["figure"]) if row["figure"] else None}) for row in rows]
 
 
+def figure(trial: Trial, target: str) -> Figure | None:
+    """A stored trial's figure of one target; None where it was not judged, or not measured."""
+    return next((f.figure for f in findings(trial) if f.target == target), None)
+
+
 def latest(trials: Sequence[Trial]) -> list[Trial]:
     """The last word on every point: its latest measured trial, live or cold, or a cold start that failed; in the order of time."""
     measured = [t for t in trials if t.measured or (t.origin == "confirmation" and t.state == "failed")]
@@ -52,20 +59,32 @@ def nearest(trials: Sequence[Trial]) -> Trial | None:
     return min(latest(trials), key=lambda t: (NEARNESS.index(t.state), t.score), default=None)
 
 
-def met(trial: Trial, space: Space, confirmed: bool) -> Verdict:
-    """Every target is met by `trial`."""
+def met(trial: Trial, space: Space, confirmed: bool, apart: str = "") -> Verdict:
+    """Every target is met by `trial`; the sentence is silent on the one that is told `apart`."""
     difference = changed(trial.point, space)
     by = f"with {show(difference)}" if difference else "with the engine's defaults"
     steered = " and fenno's scheduler: vLLM has no flag for that order" if difference.get(POLICY) == "token_aware" else ""
     after = f"; confirmed after a cold start with plain flags{steered}" if confirmed else ""
-    return Verdict("met", f"met {by}: " + "; ".join(f.sentence() for f in findings(trial)) + after, trial)
+    return Verdict("met", f"met {by}: " + "; ".join(f.sentence() for f in findings(trial) if f.target != apart) + after, trial)
 
 
-def held(trial: Trial, space: Space, capacity: Bracket, confirmed: bool = False, note: str = "") -> Verdict:
-    """`trial` is the largest rate at which every target was met; `capacity` lies between that rate and one that was not held."""
-    found = met(trial, space, confirmed)
-    sentence = f"holds {capacity} {found.sentence.removeprefix('met ')}{note}"
-    return replace(found, sentence=sentence, capacity=capacity)
+def held(trial: Trial, space: Space, capacity: Bracket, of: Maximize, confirmed: bool = False, note: str = "") -> Verdict:
+    """`trial` is the rate at which every target was met and that was worth most; `capacity` is from there to one that was not."""
+    # What goodput a trial had to show is the search's own affair.
+    found, shown = met(trial, space, confirmed, apart="goodput" if of == "goodput" else ""), most(of, capacity, trial)
+    at = {"qps": "", "tokens": f" ({capacity})", "goodput": f" of {trial.rate:.3g} that are sent"}[of]
+    sentence = f"holds {shown}{at} {found.sentence.removeprefix('met ')}{note}"
+    return replace(found, sentence=sentence, capacity=capacity, most=shown)
+
+
+def most(of: Maximize, capacity: Bracket, trial: Trial | None) -> Most:
+    """How much of what was maximised `trial` has shown; None: nothing was. The mix of requests stays the same, so tokens are as
+    many as the rate gives."""
+    if of == "goodput":
+        shown = figure(trial, "goodput") if trial else None
+        return Most(of, shown.value, shown.low or 0.0, shown.high or math.inf) if shown else Most(of, 0.0, 0.0, math.inf)
+    tokens = trial.summary["output_tokens"] / trial.summary["requests"] if of == "tokens" and trial else 1.0
+    return Most(of, capacity.held * tokens, capacity.held * tokens, capacity.lost * tokens)
 
 
 def infeasible(trials: Sequence[Trial], reason: str) -> Verdict:
@@ -92,8 +111,9 @@ def dumps(verdict: Verdict) -> dict[str, Any]:
 
 def loads(told: dict[str, Any]) -> Verdict:
     """What `dumps` has written."""
-    trial, held = told["trial"], told["capacity"]
-    return Verdict(**{**told, "trial": from_dict(trial) if trial else None, "capacity": Bracket(**held) if held else None})
+    trial, held, shown = told["trial"], told["capacity"], told["most"]
+    read = {"capacity": Bracket(**held) if held else None, "most": Most(**shown) if shown else None}
+    return Verdict(**{**told, **read, "trial": from_dict(trial) if trial else None})
 
 
 def _near(best: Trial | None) -> str:
@@ -122,6 +142,7 @@ def document(verdict: Verdict, space: Space, trials: Sequence[Trial]) -> dict[st
         **_limit(best),
         **_outputs(best, trials),
         **({"capacity": verdict.capacity.as_dict()} if verdict.capacity else {}),
+        **({"most": verdict.most.as_dict()} if verdict.most else {}),
     }
 
 

@@ -23,6 +23,7 @@ from stub.waiting import until
 
 from fenno.recipe import Recipe
 from fenno.tune import confirm
+from fenno.tune.capacity import Maximize
 from fenno.tune.run import Run
 from fenno.tune.space import Point
 from fenno.tune.study import Study, Trial
@@ -82,6 +83,7 @@ def work(
     budget: float = 3600.0,
     ease: float = 1.0,
     beat: float = 10.0,
+    maximize: Maximize | None = None,
     **options: Any,
 ) -> tuple[Verdict, Study]:
     """A whole search on a surface, its target multiplied by `ease`; `options` as for `confirm.tune`."""
@@ -91,7 +93,7 @@ def work(
     study = Noting(Path(folder), where, seed, storage, "shared" if storage else None, beat)
     bench = Slow(of, random.Random(f"{seed}/{Path(folder).name}"))
     bench.study, bench.company = study, company
-    run = Run(surfaces.recipe(of), where, study, seed, budget, cast(Any, score.Silent()), bench)
+    run = Run(surfaces.recipe(of), where, study, seed, budget, cast(Any, score.Silent()), bench, maximize=maximize)
     return confirm.tune(run, **options), study
 
 
