@@ -42,9 +42,14 @@ class Finished:
     def check(self, what: str) -> Finished:
         """Itself, or a `ProcessError` saying that `what` failed, with the last line of stderr."""
         if self.returncode:
-            last = (self.stderr.strip() or self.stdout.strip() or "it printed nothing").splitlines()[-1]
-            raise ProcessError(f"{what} failed with exit code {self.returncode}: {last}", "run: " + " ".join(self.argv))
+            said = last_line(self.stderr.strip() or self.stdout)
+            raise ProcessError(f"{what} failed with exit code {self.returncode}: {said}", "run: " + " ".join(self.argv))
         return self
+
+
+def last_line(text: str, nothing: str = "it printed nothing") -> str:
+    """The last words of a process, for an error."""
+    return (text.strip() or nothing).splitlines()[-1]
 
 
 class Child:

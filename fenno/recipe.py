@@ -135,7 +135,8 @@ def _mean(tokens: int | tuple[int, int] | Lengths) -> float:
     return sum(tokens) / 2 if isinstance(tokens, tuple) else float(tokens)
 
 
-def _most(tokens: int | tuple[int, int] | Lengths) -> int:
+def greatest(tokens: int | tuple[int, int] | Lengths) -> int:
+    """The most there may be."""
     if isinstance(tokens, Lengths):
         return tokens.most
     return max(tokens) if isinstance(tokens, tuple) else tokens
@@ -159,7 +160,7 @@ class LengthClass(Model):
     @property
     def longest(self) -> int:
         """Tokens of its longest request when that ends."""
-        return _most(self.prompt_tokens) + _most(self.output_tokens)
+        return greatest(self.prompt_tokens) + greatest(self.output_tokens)
 
 
 ARTICLE_MIX = (

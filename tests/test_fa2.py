@@ -247,6 +247,9 @@ def test_a_folder_without_a_config_is_one_sentence(tmp_path: Path) -> None:
     done = command("--model", tmp_path, "--plan", "--arch", "sm_90")
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no config.json" in done.stderr
+    (tmp_path / "config.json").write_text("{")
+    done = command("--model", tmp_path, "--plan", "--arch", "sm_90")
+    assert done.returncode == 2 and "is no JSON" in done.stderr
 
 
 def test_what_a_trimmed_build_is_timed_against_is_the_same_units_with_upstreams_flags() -> None:

@@ -11,6 +11,7 @@ import typer
 
 from fenno import console
 from fenno.commands.given import JsonOption, RecipeArgument, choose
+from fenno.commands.plan import known_model
 from fenno.errors import BuildError, UsageError
 
 if TYPE_CHECKING:
@@ -167,25 +168,20 @@ def tools(interpreter: str, archs: tuple[str, ...], out: Path) -> Toolchain:
 
 def model_config(recipe_name: str | None, folder: Path | None) -> tuple[str, Mapping[str, Any], str | None]:
     """A model's name, its config, and the dtype that its recipe gives it. Raises `UsageError` when there is no config here."""
-    import os
-
     from fenno import recipe
-    from fenno.doctor import hostfacts, modelfacts
-    from fenno.doctor.facts import Model
+    from fenno.doctor import modelfacts
 
-    flagged = None
-    if folder is not None:
-        found: Model | None = modelfacts.read(folder.resolve().name, folder)
-    else:
+    if folder is None:
         chosen = recipe.load(choose(recipe_name))
-        found = modelfacts.model(chosen, Path(hostfacts.places(os.environ)["Hub cache"]))
-        flagged = cast(str | None, chosen.engine.flags.get("dtype"))
-    if found is None or not found.config:
-        raise UsageError(
-            f"there is no config.json of {folder or (found.name if found else 'a server that runs already')} here",
-            "give a folder that has one: fenno build-fa2 --model DIR --plan",
-        )
-    return found.name, found.config, flagged
+        found = known_model(chosen)
+        return found.name, found.config, cast(str | None, chosen.engine.flags.get("dtype"))
+    try:
+        found = modelfacts.read(folder.resolve().name, folder)
+    except ValueError as error:
+        raise UsageError(f"the config.json in {folder} is no JSON: {error}", "get it anew, it is a few kB") from error
+    if not found.config:
+        raise UsageError(f"there is no config.json in {folder}", "give a folder that has one")
+    return found.name, found.config, None
 
 
 def codes_here() -> tuple[str, ...]:

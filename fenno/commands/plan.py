@@ -12,6 +12,7 @@ from fenno.commands.given import JsonOption, choose
 from fenno.errors import UsageError
 
 if TYPE_CHECKING:
+    from fenno.doctor.facts import Model
     from fenno.plan.gpus import Device
     from fenno.recipe import Recipe
 
@@ -85,10 +86,13 @@ def flagged(chosen: Recipe, flags: list[str] | None) -> Recipe:
 
 
 def model_config(chosen: Recipe) -> tuple[dict[str, Any], int | None]:
-    """The config of the recipe's model, and the bytes of its weights where they are here. Nothing is downloaded.
+    """The config of the recipe's model, and the bytes of its weights where they are here. Raises as `known_model`."""
+    found = known_model(chosen)
+    return dict(found.config), found.weights if found.local and not found.dummy else None
 
-    Raises `UsageError` where there is no config on this host.
-    """
+
+def known_model(chosen: Recipe) -> Model:
+    """The recipe's model as far as this host knows it, its config at least. Nothing is downloaded. Raises `UsageError`."""
     import os
 
     from fenno.doctor import hostfacts, modelfacts
@@ -97,7 +101,7 @@ def model_config(chosen: Recipe) -> tuple[dict[str, Any], int | None]:
     try:
         found = modelfacts.model(chosen, Path(hostfacts.places(os.environ)["Hub cache"]))
     except ValueError as error:
-        raise UsageError(f"the config.json of {chosen.engine.model} is no JSON: {error}") from error
+        raise UsageError(f"the config.json of {chosen.engine.model} is no JSON: {error}", "get it anew, it is a few kB") from error
     if found is None:
         raise UsageError("this recipe names a server that runs already: what it serves is not known", "give a model")
     if not found.config:
@@ -105,7 +109,7 @@ def model_config(chosen: Recipe) -> tuple[dict[str, Any], int | None]:
             raise UsageError(found.fault, server.MODEL)
         hint = f"get the config alone, a few kB: hf download {found.name} config.json"
         raise UsageError(f"there is no config.json of {found.name} on this host", hint)
-    return dict(found.config), found.weights if found.local and not found.dummy else None
+    return found
 
 
 def version(chosen: Recipe) -> str | None:

@@ -33,7 +33,7 @@ def answered(text: str, code: int, error: str) -> Deep:
     """What the child's lines say. One that is missing was not reached: the process ended there."""
     lines = [line.removeprefix(MARK) for line in text.splitlines() if line.startswith(MARK)]
     said: dict[str, Any] = dict(json.loads(line) for line in lines)
-    last = (error.strip() or "it printed nothing").splitlines()[-1]
+    last = process.last_line(error)
     ended = f"ended the process (signal {-code})" if code < 0 else f"ended the process ({last})"
     torch = said.get("torch", f"import torch {ended}")
     engine = said.get("engine", f"import vllm {ended}") if torch is None else None

@@ -39,7 +39,7 @@ def stack(executable: str, variables: Mapping[str, str]) -> tuple[Stack, list[Pa
     asked = process.run([executable, SCRIPT], timeout=10.0, env=dict(variables))
     line = next((text for text in asked.stdout.splitlines() if text.startswith("{")), None)
     if line is None:
-        last = (asked.stderr.strip() or "it printed nothing").splitlines()[-1]
+        last = process.last_line(asked.stderr)
         raise EngineError(f"{executable} does not say what it would import: {last}", "is it a Python?")
     said = json.loads(line)
     folders = [Path(folder) for folder in said["path"]]

@@ -181,7 +181,7 @@ def _ask(executable: str, arguments: list[str], timeout: float) -> dict[str, Any
         raise EngineError(f"the engine's Python cannot be asked: {error}", hint, cause="interpreter") from error
     line = next((text for text in done.stdout.splitlines() if text.startswith(MARK)), None)
     if line is None:
-        last = (done.stderr.strip() or "it printed nothing").splitlines()[-1]
+        last = process.last_line(done.stderr)
         raise EngineError(
             f"vLLM under {executable} cannot be imported: {last}",
             f"run: {executable} -c 'import vllm.entrypoints.cli.serve'",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePath
 
+from fenno import process
 from fenno.errors import BuildError, DiskError
 from fenno.fa2.plan import JOB_MEMORY, wall
 from fenno.units import show_duration
@@ -47,7 +48,7 @@ def first_error(log: str) -> BuildError | DiskError:
     """What a failed build's log says went wrong first."""
     line = next((match[0].strip() for match in WRONG.finditer(log)), None)
     if line is None:
-        last = (log.strip() or "it printed nothing").splitlines()[-1]
+        last = process.last_line(log)
         return BuildError(f"the build failed and named no error; its last line: {last}")
     if "No space left" in line:
         return DiskError(

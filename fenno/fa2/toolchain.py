@@ -43,7 +43,7 @@ def look(python: str, cuda_home: Path | None = None) -> Toolchain:
     try:
         return Toolchain(**json.loads(done.stdout.splitlines()[-1]))
     except (IndexError, ValueError):
-        last = (done.stderr.strip() or "it printed nothing").splitlines()[-1]
+        last = process.last_line(done.stderr)
         raise BuildError(f"{python} does not say what it could build with: {last}", "does `import torch` work there?") from None
 
 
@@ -107,7 +107,7 @@ def borrow(found: Toolchain, python: str, out: Path) -> Path:
         done = process.run(borrow_command(found, python, part), timeout=FETCH_TIMEOUT)
         made = part / home.relative_to(target)
         if done.returncode or not (made / "bin" / "nvcc").is_file():
-            last = (done.stderr.strip() or "pip gave no reason").splitlines()[-1]
+            last = process.last_line(done.stderr, "pip gave no reason")
             raise BuildError(
                 f"there is no CUDA compiler here, and NVIDIA's packages of it could not be fetched: {last}",
                 f"install the toolkit of CUDA {found.torch_cuda} and set CUDA_HOME",

@@ -230,6 +230,6 @@ def _ask(python: str, script: str, asked: Mapping[str, Any], path: Path | None) 
     done = process.run([python, str(INSIDE / script)], timeout=TIMEOUT, env={"PYTHONSAFEPATH": "1", **env}, text_input=text)
     found: list[dict[str, Any]] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if not found:
-        last = (done.stderr.strip() or "it printed nothing").splitlines()[-1]
+        last = process.last_line(done.stderr)
         raise BuildError(f"the wheel does not run under {python}: {last}", "is this the interpreter it was built for?")
     return found

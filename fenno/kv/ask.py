@@ -58,7 +58,7 @@ def _told(recipe: Recipe, script: str, limit: float, wanted: str) -> dict[str, A
         found = failures.explain(done.stderr)
         if found.name not in ("none", "unknown"):
             raise EngineError(f"{wanted}: {found.meaning}", found.remedy, cause=found.name)
-        last = (done.stderr.strip() or "it printed nothing").splitlines()[-1]
+        last = process.last_line(done.stderr)
         raise EngineError(f"{wanted}: {last}", f"see `fenno doctor`, or start it: fenno serve {recipe.name}")
     answer: dict[str, Any] = json.loads(line.removeprefix(MARK))
     return answer

@@ -29,7 +29,7 @@ def transfers(recipe: Recipe, model: Mapping[str, Any], batch: int, tokens: int)
         raise EngineError(f"the transfers cannot be timed: {error}", error.hint) from error
     line = next((text for text in done.stdout.splitlines() if text.startswith("{")), None)
     if line is None:
-        last = (done.stderr.strip() or "they printed nothing").splitlines()[-1]
+        last = process.last_line(done.stderr, "they printed nothing")
         raise EngineError(f"the ranks ended early: {last}", "give a smaller --batch or --tokens if memory ran out")
     found: dict[str, Any] = json.loads(line)
     return found

@@ -15,6 +15,7 @@ from fenno.errors import LoadError
 from fenno.load import plan as plans
 from fenno.load import prompts, trace
 from fenno.load.plan import Plan
+from fenno.recipe import greatest
 
 JOINTS = (" ", "", "\n")  # what may stand between letters so that each is a token: most tokenizers; those of bytes; others
 COUNTED = (16, 47, 120)  # letters in the texts that are counted
@@ -67,9 +68,9 @@ def check_lengths(plan: Plan, most: int | None) -> None:
             what = f"{over} of the {len(needs)} requests of {plan.workload.trace} are longer than the server's max-model-len {most}"
             raise LoadError(f"{what}: the longest has {max(needs)} tokens with its answer", hint)
         return
-    turns = plans.most(plan.workload.turns)
+    turns = greatest(plan.workload.turns)
     for cls in plan.workload.classes:
-        need = turns * (plans.most(cls.prompt_tokens) + plans.most(cls.output_tokens))
+        need = turns * cls.longest
         if need > most:
             raise LoadError(f"class {cls.name} may need {need} tokens, and the server's max-model-len is {most}", hint)
 

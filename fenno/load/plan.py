@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from fenno.errors import LoadError, UsageError
 from fenno.load import prompts, trace
-from fenno.recipe import LengthClass, Lengths, Workload
+from fenno.recipe import LengthClass, Lengths, Workload, greatest
 
 FORCED = ("ignore_eos", "min_tokens")
 SIGNATURE = 12  # the first tokens of a prompt that no other prompt shares; well inside one cache block of any engine
@@ -174,7 +174,7 @@ def _synthetic(plan: Plan) -> Any:
     """index, at -> Request, with random prompts of exact length."""
     classes, cumulative = plan.workload.classes, _cumulative(plan.workload.classes)
     alphabet = _alphabet(plan)
-    prefix = _fill(random.Random(f"prefix/{plan.seed}/{plan.arm}"), max(most(cls.prompt_tokens) for cls in classes), alphabet)
+    prefix = _fill(random.Random(f"prefix/{plan.seed}/{plan.arm}"), max(greatest(cls.prompt_tokens) for cls in classes), alphabet)
     head = _signature(plan, alphabet)
 
     def make(index: int, at: float | None) -> Request:
@@ -237,11 +237,6 @@ def _cut(normal: NormalDist, low: float, high: float, spot: float) -> float:
 
 def _between(value: int, tokens: Lengths) -> int:
     return min(max(value, tokens.least), tokens.most)
-
-
-def most(tokens: int | tuple[int, int] | Lengths) -> int:
-    """The greatest length there may be."""
-    return tokens if isinstance(tokens, int) else tokens[1] if isinstance(tokens, tuple) else tokens.most
 
 
 def _alphabet(plan: Plan) -> range:

@@ -177,5 +177,4 @@ def _write(path: Path, text: str) -> None:
 
 
 def last_line(log: Path) -> str:
-    text = log.read_text(errors="replace").strip() if log.exists() else ""
-    return text.splitlines()[-1] if text else "it printed nothing"
+    return process.last_line(log.read_text(errors="replace") if log.exists() else "")
