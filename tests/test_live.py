@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -86,9 +85,9 @@ def test_an_idle_engine_is_made_to_look_and_all_ranks_answer(tmp_path: Path) -> 
     path = tmp_path / "control.json"
     ranks = Ranks(path, 3, running=0)
     with engine(ranks) as url:
-        first = live.change(url, path, {"max_num_active_seqs": 4, "policy": "fcfs"}, timeout=5)
+        first = live.change(url, path, {"max_num_active_seqs": 4, "policy": "fcfs"}, timeout=60)
         assert (first.revision, first.applied, first.reached) == (1, {"max_num_active_seqs": 4}, True)
-        second = live.change(url, path, {"policy": None}, timeout=5)
+        second = live.change(url, path, {"policy": None}, timeout=60)
     assert second.revision == 2
     # The file is the whole wish: what was set before stays, what was taken back is gone.
     assert control.read_wanted(path) == Wanted(2, {"max_num_active_seqs": 4})
@@ -99,12 +98,12 @@ def test_a_lowered_cap_is_applied_at_once_and_reached_when_requests_have_finishe
     path = tmp_path / "control.json"
     ranks = Ranks(path, 1, running=9)
     with engine(ranks) as url:
-        assert not live.change(url, path, {"max_num_active_seqs": 4}, timeout=5).reached
+        assert not live.change(url, path, {"max_num_active_seqs": 4}, timeout=60).reached
         with pytest.raises(EngineError, match="9 requests still run 0.1 s after the cap was set to 4"):
             live.wait_reached(path, 0.1)
         ranks.running = 3
         threading.Timer(0.1, ranks.answer).start()
-        assert live.wait_reached(path, 5).running == 3
+        assert live.wait_reached(path, 60).running == 3
 
 
 def test_settling_waits_until_nothing_runs(tmp_path: Path) -> None:
@@ -113,9 +112,8 @@ def test_settling_waits_until_nothing_runs(tmp_path: Path) -> None:
         with pytest.raises(EngineError, match="1 requests still run and 0 wait"):
             live.settle(url, 0.1)
         threading.Timer(0.2, lambda: setattr(ranks, "running", 0)).start()
-        started = time.monotonic()
-        live.settle(url, 5)
-        assert time.monotonic() - started > 0.1
+        live.settle(url, 60)
+        assert ranks.running == 0
 
 
 def test_every_way_in_which_an_engine_does_not_answer_is_said(tmp_path: Path) -> None:

@@ -211,7 +211,7 @@ def test_the_counters_are_in_the_metrics_and_in_the_answer(engine: Engine) -> No
     after = engine.change(max_num_active_seqs=5).counters
     assert after["admissions"] == before["admissions"] + 1
     assert after["cap_max_num_active_seqs"] == 5
-    with urllib.request.urlopen(f"{engine.url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{engine.url}/metrics", timeout=LONG) as answer:
         text = answer.read().decode()
     assert 'fenno:cap_max_num_active_seqs{rank="0"} 5.0' in text
     assert f'fenno:admissions{{rank="0"}} {after["admissions"]:.1f}' in text
@@ -221,7 +221,7 @@ def test_the_counters_are_in_the_metrics_and_in_the_answer(engine: Engine) -> No
 def test_an_impossible_wish_written_by_someone_else_changes_nothing(engine: Engine) -> None:
     before = live.merge(control.read_acknowledgements(engine.control))
     engine.control.write_text('{"schema": 1, "revision": 999, "knobs": {"max_num_active_seqs": -3}}')
-    live.nudge(engine.url)
+    live.nudge(engine.url, LONG)
     after = live.merge(control.read_acknowledgements(engine.control))
     assert "max_num_active_seqs" in after.problem
     assert (after.revision, after.applied) == (before.revision, before.applied)

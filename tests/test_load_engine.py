@@ -21,6 +21,8 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="no vLLM in this Python"),
 ]
 
+# The limit of a hang, no measure: a host may stand still for a minute.
+LONG = 300.0
 RECIPE = """
 name: chat
 engine:
@@ -31,7 +33,7 @@ workload:
   endpoint: chat
   users: 3
   turns: 2
-  timeout: 120s
+  timeout: 300s
   classes:
     - {name: one, share: 60%, prompt_tokens: {distribution: normal, mean: 60, spread: 30, least: 20, most: 150}, output_tokens: 8}
     - {name: two, share: 40%, prompt_tokens: [20, 90], output_tokens: [10, 20]}
@@ -74,22 +76,31 @@ def apart(parts: dict[str, Any]) -> int:
     return abs(both["client"] - both["engine"])
 
 
+def undisturbed(document: dict[str, Any]) -> bool:
+    """Whether the server was asked and answered each second, and few requests were counted by one side alone: on a host that stood
+    still meanwhile, neither is."""
+    side, parts = document["server"], document["time_to_first_token"]
+    if not parts or side["notes"] or document["outage_seconds"]:
+        return False
+    return bool(apart(parts) <= 2 + 0.1 * parts["first_tokens"]["client"] and parts["outside"] > 0)
+
+
 def test_both_sides_agree_about_a_real_engine(chat: Recipe, engine: server.Server, tmp_path: Path) -> None:
     fitted = endpoint.fitted(plan(chat, engine, users=3, duration=10.0, warmup=1.0))
-    # A host that stood still while the server was asked blurs what lies between two answers: it gets another chance.
-    for attempt in range(3):
-        document = loadtest.measure(dataclasses.replace(fitted, arm=f"attempt {attempt}"), engine, chat, tmp_path / str(attempt))
-        side, parts = document["server"], document["time_to_first_token"]
-        if parts and side["samples"] > 2 and apart(parts) <= 2 + 0.1 * parts["first_tokens"]["client"]:
+    # The longer a window, the less one answer at its edge, or a moment in which nobody was asked, is of the whole.
+    for seconds in (10.0, 20.0, 60.0):
+        longer = dataclasses.replace(fitted, duration=seconds, arm=f"{seconds:g} s")
+        document = loadtest.measure(longer, engine, chat, tmp_path / f"{seconds:g}")
+        if undisturbed(document):
             break
-    assert side["notes"] == []
+    side, parts = document["server"], document["time_to_first_token"]
+    assert (side["notes"], document["outage_seconds"]) == ([], 0)
     assert apart(parts) <= 2 + 0.1 * parts["first_tokens"]["client"], "but for those on their way at a scrape"
-    assert 1 <= side["running"]["max"] <= 4, "three users and a probe"
+    assert 1 <= side["running"]["max"] <= 3 + document["probes"]["asked"], "three users and the probes"
     assert 0 <= side["kv_cache_usage"]["max"] < 1
     assert side["preemptions"] == 0
     assert side["memory"]["max"] > 2**28
     assert side["generation_tokens"] > 0
-    assert document["outage_seconds"] == 0
     assert parts["outside"] > 0, "nothing reaches the client before the engine has made it"
     assert min(parts["queue"], parts["prefill"]) >= 0
     assert parts["engine"] == pytest.approx(parts["queue"] + parts["prefill"] + parts["rest"], abs=0.01)
@@ -97,15 +108,23 @@ def test_both_sides_agree_about_a_real_engine(chat: Recipe, engine: server.Serve
 
 
 def test_a_trace_finds_its_shared_blocks_in_the_prefix_cache(chat: Recipe, engine: server.Server, tmp_path: Path) -> None:
-    path = tmp_path / "trace.jsonl"
-    lines = [{"timestamp": 3000 * i, "input_length": 600 + i, "output_length": 3, "hash_ids": [7, 100 + i]} for i in range(4)]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    completions = chat.model_copy(update={"workload": job.changed(chat.workload, {"endpoint": "completions", "turns": 1})})
-    before = metrics.scrape(engine.url)
-    result = run.run(endpoint.fitted(plan(completions, engine, trace=str(path), warmup=0.0)), tmp_path / "run")
-    document = job.document(result, completions.targets)
-    assert (document["completed"], document["prompt_mismatch"]) == (4, 0.0)
-    hits = metrics.delta(before, metrics.scrape(engine.url)).prefix_cache_hits
+    lines = [{"timestamp": 100 * i, "input_length": 600 + i, "output_length": 3, "hash_ids": [7, 100 + i]} for i in range(4)]
+
+    def played(name: str, part: list[dict[str, Any]]) -> dict[str, Any]:
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in part))
+        completions = chat.model_copy(update={"workload": job.changed(chat.workload, {"endpoint": "completions", "turns": 1})})
+        # An arm of its own, also when it is tried again: no prompt is in the cache yet.
+        fitted = endpoint.fitted(plan(completions, engine, trace=str(path), warmup=0.0, arm=tmp_path.name))
+        result = run.run(fitted, tmp_path / name)
+        return job.document(result, completions.targets)
+
+    # The first is over when the others are sent: in one trace that would be a matter of the engine's speed.
+    first = played("first", lines[:1])
+    before = metrics.scrape(engine.url, timeout=LONG)
+    others = played("others", lines[1:])
+    hits = metrics.delta(before, metrics.scrape(engine.url, timeout=LONG)).prefix_cache_hits
+    assert [(part["completed"], part["prompt_mismatch"]) for part in (first, others)] == [(1, 0.0), (3, 0.0)]
     assert hits is not None
     assert 3 * 500 <= hits <= 3 * 520, "the 512 tokens that three requests share with the first"
 

@@ -14,8 +14,8 @@ import psutil
 import pytest
 import yaml
 
-from fenno import recipe
-from fenno.engine import checkpoint, dummy, live, metrics
+from fenno import control, recipe
+from fenno.engine import checkpoint, dummy, live
 from fenno.load import run as load
 from fenno.recipe import Recipe
 from fenno.tune import bench, output, quality, trial
@@ -24,13 +24,14 @@ from fenno.tune import space as spaces
 
 pytestmark = pytest.mark.engine
 FENNO = str(Path(sys.executable).with_name("fenno"))
+# The limit of a hang, no measure: a host may stand still for a minute.
+LONG = 300.0
 
 
-def tune(out: Path, *options: str) -> tuple[int, dict[str, Any], str]:
-    """Exit code, JSON document and standard error of `fenno tune` on the embedded recipe."""
-    done = subprocess.run(
-        [FENNO, "-v", "tune", "cpu-small", "--out", str(out), *options], capture_output=True, text=True, timeout=600, cwd=out.parent
-    )
+def tune(out: Path, *options: str, chosen: str = "cpu-small") -> tuple[int, dict[str, Any], str]:
+    """Exit code, JSON document and standard error of `fenno tune` on a recipe, the embedded one unless given."""
+    command = [FENNO, "-v", "tune", chosen, "--out", str(out), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=out.parent)
     assert done.stdout.strip(), done.stderr
     return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stderr
 
@@ -40,16 +41,22 @@ def engines() -> list[int]:
 
 
 def test_a_target_that_can_be_met_is_met_and_confirmed_after_a_cold_start(tmp_path: Path) -> None:
-    # Half the embedded rate and a wide target: what is tested is the verdict, not this machine.
-    code, document, log = tune(tmp_path / "studies", "--target-p95", "3s", "--target-qps", "4", "--budget", "8m")
+    # Half the embedded rate of a tenth of its work, and a wide target: what is tested is the verdict, not this machine.
+    light = yaml.safe_load(recipe.find("cpu-small").read_text())
+    classes = [{"name": "light", "share": "100%", "prompt_tokens": [16, 48], "output_tokens": 4}]
+    light["workload"] = {"rate": 4, "timeout": "120s", "classes": classes}
+    (tmp_path / "light.yaml").write_text(yaml.safe_dump(light))
+    asked = ("--target-p95", "20s", "--target-qps", "4", "--budget", "8m")
+    code, document, log = tune(tmp_path / "studies", *asked, chosen=str(tmp_path / "light.yaml"))
     assert (code, document["verdict"]) == (0, "met"), log
-    assert document["figures"]["p95_ttft"]["high"] <= 3.0
+    assert document["figures"]["p95_ttft"]["high"] <= 20.0
     assert "after a cold start with plain flags" in document["sentence"]
     assert document["outputs"]["state"] in ("unchanged", "blind"), document["outputs"]["sentence"]
     study = Path(tmp_path, document["study"])
-    assert yaml.safe_load((study / "tuned.yaml").read_text())["targets"] == {"p95_ttft": "3.0s", "qps": 4.0, "memory": 0.85}
+    assert yaml.safe_load((study / "tuned.yaml").read_text())["targets"] == {"p95_ttft": "20.0s", "qps": 4.0, "memory": 0.85}
     assert recipe.load(study / "tuned.yaml").engine.model == "dummy:grok2-small"
-    assert log.count("ready after") == 2
+    # More than two only where this host was so busy that it had to go on after the cold start.
+    assert log.count("ready after") >= 2
     assert not engines()
 
 
@@ -83,41 +90,39 @@ class Silent:
     def watch(self, share: float, text: str) -> None: ...
 
 
-def test_a_light_trial_after_an_overloaded_one_is_as_light_as_before_and_other_limits_change_no_output(tmp_path: Path) -> None:
+def test_an_overload_leaves_nothing_to_the_next_trial_and_other_limits_change_no_output(tmp_path: Path) -> None:
     chosen = with_weights(recipe.load(recipe.find("cpu-small")).with_targets(qps=4.0, p95_ttft=3.0), tmp_path / "model")
     _, space = runs.known_space(chosen)
     with bench.Engines(chosen, tmp_path, space, Silent()).wide({}) as seat:
         engine = seat.engine
-        plan = trial.plan_for(chosen, engine, arm="before", seed=1)
+
+        def asked() -> control.Acknowledgement:
+            """The scheduler's own answer, so of now: what `/metrics` says is old where the API server lags behind."""
+            return live.change(engine.url, engine.control, {}, timeout=LONG)
+
         seat.move(space.defaults)
-        before = trial.measure(chosen, engine, plan, tmp_path / "before")
-        defaults = seat.answers()
+        before, defaults = asked(), seat.answers()
 
         seat.move({**space.defaults, spaces.CAP: 8, spaces.BUDGET: 256})
-        outputs = quality.compare(defaults, seat.answers())
-        with load.running(replace(plan, rate=80.0, arm="overload", timeout=60.0), tmp_path / "overload") as overload:
-            waited = 0.0
-            while waited < 8 and not overload.poll():
-                now = metrics.scrape(engine.url, timeout=60.0)
-                assert (now.running or 0) <= 8
-                waited = now.waiting or 0.0
+        limited = quality.compare(defaults, seat.answers())
+        plan = replace(trial.plan_for(chosen, engine, arm="overload", seed=1), rate=None, users=40, duration=LONG, timeout=LONG)
+        with load.running(plan, tmp_path / "overload") as overload:
+            seen = [asked()]
+            while seen[-1].waiting < 8 and not overload.poll():
+                seen.append(asked())
             overload.stop()
-        assert waited >= 8
+        assert seen[-1].waiting >= 8
+        assert max(now.running for now in seen) <= 8
 
         seat.move(space.defaults)
-        after = trial.measure(chosen, engine, replace(plan, arm="after"), tmp_path / "after")
-        live.settle(engine.url)
-    assert outputs.state == "same" and outputs.found and outputs.found.count > 500, outputs.sentence
-    first, second = (m.judgement.findings[0].figure for m in (before, after))
-    assert first is not None
-    assert second is not None
-    assert before.summary["availability"] == after.summary["availability"] == 1.0
-    # The same arrivals with other prompts: the intervals of both P95 meet, or the medians are within a half.
-    medians = [m.summary["ttft"]["p50"] for m in (before, after)]
-    assert (second.low or 0) <= (first.high or 0) or medians[1] <= 1.5 * medians[0], (
-        before.summary["ttft"],
-        after.summary["ttft"],
-    )
+        after, again = asked(), quality.compare(defaults, seat.answers())
+        live.settle(engine.url, LONG)
+    for outputs in (limited, again):
+        assert outputs.state == "same" and outputs.found and outputs.found.count > 500, outputs.sentence
+    assert (after.running, after.waiting, after.reached) == (before.running, before.waiting, before.reached) == (0, 0, True)
+    assert after.applied == before.applied
+    caps = [name for name in before.counters if name.startswith("cap_")]
+    assert caps and all(after.counters[name] == before.counters[name] for name in caps)
 
 
 PARSE = """

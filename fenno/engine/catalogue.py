@@ -100,7 +100,7 @@ class Catalogue:
 
 def identify(executable: str) -> Identity:
     """Which vLLM `executable` has, from its metadata alone. Raises `EngineError` for none, or an unsupported one."""
-    facts = _ask(executable, ["--identify"], timeout=30.0)
+    facts = _ask(executable, ["--identify"], timeout=300.0)
     if facts["distribution"] is None:
         raise EngineError(
             f"vLLM is not installed under {executable}",

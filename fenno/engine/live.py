@@ -111,7 +111,7 @@ def change(url: str, control_path: Path, knobs: Mapping[str, Value], timeout: fl
         raise UsageError(str(error)) from error
     except OSError as error:
         raise _failed(f"{control_path} cannot be written: {error.strerror}", "free some space, or see to its folder") from error
-    answer = _wait(control_path, timeout, lambda now: now.revision >= revision, lambda: nudge(url))
+    answer = _wait(control_path, timeout, lambda now: now.revision >= revision, lambda: nudge(url, max(10.0, timeout)))
     if answer is None:
         problem = merge(_answers(control_path)).problem or "it did not look"
         raise _failed(f"the engine did not apply {dict(knobs)} within {timeout:g} s: {problem}", "is it still running? see its log")
