@@ -44,6 +44,14 @@ def test_a_rate_is_held_when_what_arrives_is_answered_and_the_queue_is_level(
     assert judge(RATE, {"qps": figure}, steady=steady).state == state
 
 
+@pytest.mark.parametrize(
+    ("good", "count", "state"), [(112, 112, "met"), (111, 112, "unclear"), (335, 336, "met"), (90, 100, "missed")]
+)
+def test_one_failure_of_a_hundred_is_no_proof_that_an_availability_is_missed(good: int, count: int, state: str) -> None:
+    figure = Figure(*stats.share(good, count))
+    assert judge(Targets(availability=0.995), {"availability": figure}, steady=True).state == state
+
+
 def test_a_share_has_the_interval_of_wilson() -> None:
     # R: prop.test(90, 100, correct = FALSE) gives 0.8256343 to 0.9447708.
     assert stats.share(90, 100) == pytest.approx((0.9, 0.8256343, 0.9447708))
@@ -81,7 +89,7 @@ def test_a_gain_has_the_ends_that_the_brackets_leave_open() -> None:
     assert capacity.gain(Most("qps", 15, 15, 16), Most("qps", 0, 0, 12))[0] == math.inf
 
 
-@given(knee=some.floats(0.5, 50), sharp=some.floats(2, 12), step=some.sampled_from([1.08, 2.0]))
+@given(knee=some.floats(0.05, 50), sharp=some.floats(2, 12), step=some.sampled_from([1.08, 2.0]))
 def test_the_rate_of_the_largest_goodput_is_found_below_and_above_the_first(knee: float, sharp: float, step: float) -> None:
     def goodput(rate: float) -> float:
         return rate * math.exp(-((rate / knee) ** sharp))
@@ -94,7 +102,7 @@ def test_the_rate_of_the_largest_goodput_is_found_below_and_above_the_first(knee
         worth = goodput(rate)
         steps.append((rate, worth if worth > (found.worth or rate / 2) else 0.0))
     assert not found.worth or found.worth > 0.9 * most
-    assert found.worth or goodput(5.0 / 16) < 5.0 / 32, "it is given up only where fewer than half are in time at any rate"
+    assert found.worth or goodput(5.0 / 16) <= 5.0 / 32, "it is given up only where fewer than half are in time at any rate"
 
 
 def test_what_was_maximised_is_told_with_its_ends() -> None:

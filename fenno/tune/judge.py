@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from fenno import units
@@ -81,7 +81,7 @@ def judge(targets: Targets, figures: Mapping[str, Figure], *, steady: bool, note
         name = "memory_share" if targets.memory <= 1 else "memory"
         findings.append(_at_most(name, targets.memory, figures.get(name)))
     if targets.availability is not None:
-        findings.append(_at_least("availability", targets.availability, figures.get("availability")))
+        findings.append(_answered("availability", targets.availability, figures.get("availability"), targets.availability))
     states = {finding.state for finding in findings}
     state: State = "missed" if "missed" in states else "unclear" if "unclear" in states else "met"
     return Judgement(state, tuple(findings), tuple(notes))
@@ -111,13 +111,18 @@ LOST = 0.01
 
 def _rate(limit: float, figure: Figure | None, steady: bool) -> Finding:
     """The offered rate is the target, so it is held when the engine keeps up: what arrives is answered, and the queue is level."""
+    found = _answered("qps", limit, figure, limit * (1 - LOST))
+    return replace(found, state="unclear") if found.state == "met" and not steady else found
+
+
+def _answered(name: str, limit: float, figure: Figure | None, least: float) -> Finding:
+    """A share of answers, or what follows from one: met by the figure itself, since of a hundred requests that were all answered
+    the interval still leaves one in thirty; missed by the whole interval, since one that was not is no proof either."""
     if figure is None:
-        return Finding("qps", limit, None, "unclear", 1.0)
-    least = limit * (1 - LOST)
+        return Finding(name, limit, None, "unclear", 1.0)
     high = figure.value if figure.high is None else figure.high
     state: State = "met" if figure.value >= least else "missed" if high < least else "unclear"
-    ratio = 1.0 if state == "met" else limit / max(figure.value, 1e-9)
-    return Finding("qps", limit, figure, "unclear" if state == "met" and not steady else state, ratio)
+    return Finding(name, limit, figure, state, 1.0 if state == "met" else limit / max(figure.value, 1e-9))
 
 
 def spell(target: str, value: float) -> str:

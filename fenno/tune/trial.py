@@ -299,7 +299,7 @@ def rate_figures(records: Sequence[Record], rate: float) -> dict[str, Figure]:
     if not records:
         return {}
     share = stats.share(sum(r.ok for r in records), len(records))
-    return {"qps": Figure(*(rate * part for part in share)), "availability": Figure(share[0])}
+    return {"qps": Figure(*(rate * part for part in share)), "availability": Figure(*share)}
 
 
 def goodput_figure(records: Sequence[Record], limits: Mapping[str, float], rate: float) -> dict[str, Figure]:
