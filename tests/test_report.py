@@ -16,6 +16,7 @@ from fenno.recipe import Recipe, Scalar
 from fenno.report import chart, frame, page, words
 from fenno.report.markup import Html, tag
 from fenno.tune import verdict as verdicts
+from fenno.tune.capacity import Bracket
 from fenno.tune.judge import Figure, judge, spell
 from fenno.tune.propose import HELP, UNTOLD, Limit
 from fenno.tune.space import BUDGET, CAP, POLICY, SERVERS, Space
@@ -243,6 +244,17 @@ def test_a_winner_that_holds_more_is_set_beside_no_trial_at_a_lower_rate() -> No
     trials.insert(3, replace(measured(4, 2.0, **{CAP: 16}), rate=80.0))
     (part,) = re.findall(r"<h2>What each change brings</h2>.*?</section>", render(verdict, trials))
     assert "missed" in part and "not measured" in part
+
+
+def test_the_limits_that_a_goodput_is_of_are_told_with_it() -> None:
+    figure = {"goodput": Figure(14.5, 14.1, 14.9), "qps": Figure(16.0, 15.8, 16.0)}
+    chosen = cpu_small().with_targets(goodput=8, **{"short:p95_ttft": "300ms"})
+    best = replace(met()[1][-1], rate=16.0, judgement=judge(chosen.with_targets(qps=16).targets, figure, steady=True).as_dict())
+    verdict = verdicts.held(best, SPACE, Bracket(16.0, 17.0, 14.5, 14.5), "goodput")
+    text = Reader(page.tune(document(verdict, [best]), [best], chosen, SPACE)).text
+    assert "holds a goodput of 14.5 requests/s (14.1 to 14.9) of 16 that are sent with " in text
+    assert "Goodput of" in text and "ttft at most 800 ms, short:ttft at most 300 ms" in text
+    assert "Goodput of" not in Reader(render(*met())).text
 
 
 def test_the_share_of_the_roofline_is_told_where_both_are_known() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fenno import units
 from fenno.engine.command import without_secrets
+from fenno.load import figures
 from fenno.recipe import Recipe, Scalar
 from fenno.report import chart, frame, words
 from fenno.report.markup import Html, facts, row, section, table, tag
@@ -249,6 +250,14 @@ def roofline(document: Document, best: Trial | None) -> list[tuple[str, str]]:
     return [("Roofline", f"{share} that {bound['by']} allows at most, decoding {bound['batch']} sequences at once (fenno plan)")]
 
 
+def goodput(recipe: Recipe) -> list[tuple[str, str]]:
+    """What each request of a goodput kept, as a row; nothing where that is no target."""
+    if recipe.targets.goodput is None:
+        return []
+    limits = figures.goodput_limits(recipe.targets.latencies())
+    return [("Goodput of", ", ".join(f"{latency} at most {units.show_duration(limit)}" for latency, limit in limits.items()))]
+
+
 def conditions(document: Document, recipe: Recipe, best: Trial | None) -> Html:
     """What every figure depends on."""
     host, engine = document["host"], document["engine"]
@@ -262,6 +271,7 @@ def conditions(document: Document, recipe: Recipe, best: Trial | None) -> Html:
         ("Its Python", f"{engine['python']}, torch {engine['torch']}"),
         ("Model", recipe.engine.model or recipe.engine.url or ""),
         ("Traffic", words.traffic(recipe)),
+        *goodput(recipe),
         *roofline(document, best),
         ("fenno", document["fenno"]),
         ("Recipe", f"{recipe.name}, hash {document['recipe_digest']}"),
