@@ -1,18 +1,24 @@
 """From figures to judgements, from trials of rates to a capacity: pure."""
 
 import math
+import time
 from array import array
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
+from test_stats import record as answer
 
 from fenno import recipe
 from fenno.engine.metrics import Metrics
+from fenno.engine.watch import Seen
 from fenno.load import figures, stats
+from fenno.load.client import ClientState
+from fenno.load.plan import Plan
 from fenno.load.record import Record
 from fenno.recipe import Scalar, Targets
 from fenno.tune import capacity, propose, trial
@@ -309,6 +315,19 @@ def test_a_trial_during_which_a_kernel_was_compiled_has_missed_nothing(tmp_path:
     assert trial.unspoilt(missed, []) is missed
     met = replace(missed, judgement=Judgement("met", ()))
     assert trial.unspoilt(met, ["fused_moe_kernel"]) is met
+
+
+def test_a_trial_that_ends_early_has_a_figure_beyond_the_target_that_it_missed() -> None:
+    chosen = recipe.load(recipe.find("cpu-small")).with_targets(p95_ttft="800ms")
+    # Two windows: the first one's answers are in time, and then the queue has grown.
+    start = time.monotonic() - 12.0
+    answers = [answer(sent=start + i / 20, first=start + i / 20 + (0.1 if i < 200 else 1.5)) for i in range(240)]
+    observed = trial._Observed(chosen, Plan(url="http://127.0.0.1", model="m", workload=chosen.workload, rate=20.0, duration=30.0))
+    watch = SimpleNamespace(seen=lambda: Seen())
+    judgement = observed.look(answers, ClientState(start=start), watch)  # type: ignore[arg-type]
+    assert judgement is not None and judgement.state == "missed" and "stopped early: " in judgement.notes[0]
+    late = next(each for each in judgement.findings if each.target == "p95_ttft")
+    assert late.state == "missed" and late.figure is not None and late.figure.value > 0.8
 
 
 def test_a_trial_during_which_the_host_stood_still_has_missed_nothing() -> None:

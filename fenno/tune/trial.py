@@ -192,17 +192,16 @@ class _Observed:
         if client.start is None:
             return None
         self.client = client
-        hopeless = self._hopeless(records, client)
-        length = (self.looks + 1) * self.seconds
-        due = due_between(self.plan, client, length)
+        hopeless, now = self._hopeless(records, client), time.monotonic() - client.start
+        # Those that were late beyond doubt may have been due after this look's windows.
+        length = (self.looks + 1) * self.seconds if hopeless is None else now
         inside = [r for r in records if client.start <= r.scheduled < client.start + length]
-        if hopeless is None and (len(inside) < due or time.monotonic() < client.start + length):
+        if hopeless is None and (len(inside) < due_between(self.plan, client, length) or now < length):
             return None
         if hopeless is not None and len(inside) < 8:
             return None
         self.looks += 1
-        last = min(length, time.monotonic() - client.start)
-        self._take([r for r in inside if r.outcome != "cancelled"], (client.start, client.start + last))
+        self._take([r for r in inside if r.outcome != "cancelled"], (client.start, client.start + length))
         judgement = self._judge(records, watch.seen())
         if hopeless is not None:
             return plainly_missed(judgement, *hopeless)
