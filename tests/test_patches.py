@@ -627,6 +627,9 @@ def test_a_team_carries_its_patches_in_a_recipe(tmp_path: Path, roots: tuple[Pat
     recipe = tmp_path / "team.yaml"
     recipe.write_text(f"name: team\nengine:\n  model: m\n  python: {venv}/bin/python\n  patches: {roots[0]}\n")
     before = contents(site)
+    near = ["--python", os.path.relpath(venv / "bin" / "python", Path(__file__).parents[1]), "--folder", roots[0]]
+    code, document, told = fenno("patch", "status", "toy", *near)
+    assert (code, document["packages"][0]["state"]) == (0, "pristine"), told
     for verb, state in (("apply", "patched"), ("revert", "pristine")):
         code, document, told = fenno("patch", verb, "--recipe", recipe)
         assert (code, document["packages"][0]["state"]) == (0, state), told

@@ -220,3 +220,18 @@ def test_lengths_of_a_mix_are_averaged_by_shares_and_the_longest_is_what_can_com
     load = Recipe.model_validate({"name": "r", "engine": {"model": "m"}, "workload": {"classes": mix}}).workload
     assert load.mean_lengths() == (pytest.approx((3 * 20 + 100) / 4), pytest.approx((3 * 8 + 4) / 4))
     assert [each.longest for each in load.classes] == [38, 906]
+
+
+def test_an_interpreter_has_its_whole_path_wherever_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tmp_path / "real"
+    real.touch(mode=0o755)
+    (tmp_path / "bin").mkdir()
+    link = tmp_path / "bin" / "theirs"
+    link.symlink_to(real)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    for written in ("bin/theirs", "~/bin/theirs", "theirs", str(link)):
+        assert catalogue.interpreter(written) == str(link), "a virtual environment's is a link, and stays one"
+    assert catalogue.interpreter("nowhere") == "nowhere"
+    assert catalogue.interpreter(None) == sys.executable

@@ -36,6 +36,7 @@ def patched(
 ) -> tuple[list[Installed], tuple[Path, ...]]:
     """The packages that are meant, installed or unpacked, and the folders of patches. Raises `UsageError`."""
     from fenno import recipe
+    from fenno.engine import catalogue
     from fenno.patches import installed, series, work
 
     engine = recipe.load(recipe.find(recipe_name)).engine if recipe_name else recipe.Engine(model="none")
@@ -50,7 +51,7 @@ def patched(
             "no patches for installed packages: fenno ships none (patches/README.md says why), and no folder of yours has one"
         )
         return [], where
-    folders = [str(site)] if site else installed.search_path(python or engine.python)
+    folders = [str(site)] if site else installed.search_path(catalogue.interpreter(python or engine.python))
     return [installed.find(name, folders) for name in names], where
 
 

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -192,5 +193,10 @@ def _ask(executable: str, arguments: list[str], timeout: float) -> dict[str, Any
 
 
 def interpreter(python: str | None) -> str:
-    """The engine's interpreter: the recipe's, or the one fenno runs under."""
-    return python or sys.executable
+    """The engine's interpreter, by its whole path: the recipe's, or the one fenno runs under. A name alone is looked for on PATH.
+
+    Links stay, since a virtual environment's interpreter is one.
+    """
+    if not python:
+        return sys.executable
+    return str(Path(python).expanduser().absolute()) if "/" in python else shutil.which(python) or python
