@@ -95,6 +95,15 @@ def test_the_first_tokens_time_is_told_apart_and_its_largest_part_named() -> Non
     )
 
 
+def test_a_part_of_nothing_has_no_sign() -> None:
+    engine = Engine()
+    before = engine.scrape()
+    for _ in range(4):
+        engine.serve(0.4, 0.3, 0.100001)
+    found = account.reconcile(before, engine.scrape(), [0.42, 0.44, 0.42, 0.44])
+    assert found is not None and ", 0 ms elsewhere in the engine" in found["sentence"]
+
+
 def test_a_recording_of_a_real_engine_adds_up() -> None:
     """vLLM 0.32.0 on a CPU before and after six requests for one token, and how long each took until its answer was here."""
     before, after = (metrics.parse((RECORDED / f"{name}.txt").read_text()) for name in ("before", "after"))

@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 from fenno import cli, recipe, units
-from fenno.commands import export, given
+from fenno.commands import export, given, load
 from fenno.errors import RecipeError, UsageError
 from fenno.load import job, words
 from fenno.load.plan import Plan
@@ -207,3 +207,10 @@ def test_the_address_of_an_endpoint_is_answered_with_the_servers(path: str) -> N
 @pytest.mark.parametrize("path", ["", "/", "/v1", "/v1/"])
 def test_a_servers_address_is_taken_with_and_without_its_version(path: str) -> None:
     assert job.of_url(f"http://10.0.0.1:8000{path}", None, "completions", None).engine.url == "http://10.0.0.1:8000"
+
+
+def test_what_to_do_is_said_once_for_all_reasons_that_it_mends(capsys: pytest.CaptureFixture[str]) -> None:
+    document = {"reasons": ["late", "held up", "short"], "next_steps": ["lower it", "lower it", "longer"], "valid": False}
+    load.tell_load({**document, "flags": [], "ended": {"how": "done", "why": ""}}, table=False)
+    said = [line.strip() for line in capsys.readouterr().err.splitlines()]
+    assert said == ["INVALID: late", "INVALID: held up", "next: lower it", "INVALID: short", "next: longer"]

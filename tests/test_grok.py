@@ -152,6 +152,15 @@ def test_widths_that_cannot_be_cut_are_refused() -> None:
         checkpoint.files(config(), 5)
 
 
+def test_an_interpreter_without_torch_is_named_with_what_to_give(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(UsageError, match=f"there is no torch under {python}") as found:
+        checkpoint.make(config(), tmp_path / "model", python=str(python))
+    assert "--python PATH" in found.value.hint
+
+
 def test_the_plugin_registers_grok_only_where_vllm_is() -> None:
     heavy = "[m for m in ('vllm', 'torch', 'transformers') if m in sys.modules]"
     code = f"import sys, fenno.vllm_plugin as it; it.register(); print({heavy})"

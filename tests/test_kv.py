@@ -299,6 +299,18 @@ def test_a_script_finds_what_lies_beside_it_whatever_the_shell_says(tmp_path: Pa
     assert ask.facts(recipe.Recipe.model_validate({"name": "x", "engine": {"model": "m", "python": str(python)}})) == "unset"
 
 
+def test_what_takes_long_is_said_when_there_is_an_engine_to_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    told: list[str] = []
+    engine = {"model": "m", "python": str(tmp_path / "nothing")}
+    with pytest.raises(EngineError, match="cannot be asked"):
+        ask.facts(recipe.Recipe.model_validate({"name": "x", "engine": engine}), told.append)
+    assert told == []
+    engine["python"] = str(stand_in(tmp_path, kvcache="echo 'fenno-kv:{}'"))
+    ask.facts(recipe.Recipe.model_validate({"name": "x", "engine": engine}), told.append)
+    assert told[-1].startswith("asking this vLLM about its KV cache")
+
+
 def test_a_script_that_breaks_is_not_said_to_be_a_refusal_of_the_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     python = stand_in(tmp_path, canary="echo 'ValueError: no such layer' >&2", kvcache="echo 'ValueError: no such flag' >&2")

@@ -539,6 +539,7 @@ def test_the_command_plans_a_folder_with_a_config_alone(tmp_path: Path) -> None:
     code, said, made = run(str(tmp_path), "--gpus", "4", "--gpu-type", "h100")
     assert code == 0 and made["fits"] and made["layout"]["tensor"] == 4
     assert "fits: " in said and "first guess: --tensor-parallel-size 4" in said
+    assert run(str(tmp_path / "config.json"), "--gpus", "4", "--gpu-type", "h100")[2] == made
     code, said, made = run(str(tmp_path), "--gpus", "1", "--gpu-type", "H100", "--flag", "max-model-len=4096")
     assert code == 3 and not made["fits"] and "does not fit: " in said and "each alone" in said
 

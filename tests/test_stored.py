@@ -46,6 +46,10 @@ def test_a_run_that_was_interrupted_is_told_as_far_as_it_came(tmp_path: Path) ->
 def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="holds no load test"):
         stored.read(tmp_path)
+    runs.run(tmp_path / "rate-0", [runs.answer(0, 10)])
+    with pytest.raises(UsageError, match="holds no load test") as found:
+        stored.read(tmp_path)
+    assert str(tmp_path / "rate-0") in found.value.hint, "what `--find-capacity` leaves is a folder for each rate"
 
 
 def packed(folder: Path) -> Path:

@@ -33,8 +33,7 @@ def asked(chosen: Recipe) -> dict[str, Any]:
     """What a recipe's engine says of its KV cache: vLLM is imported for it, which is said."""
     from fenno.kv import ask
 
-    console.say("asking this vLLM about its KV cache (it takes ten seconds or more)")
-    return ask.facts(chosen)
+    return ask.facts(chosen, console.say)
 
 
 def tell_plan(made: dict[str, Any], *, as_json: bool) -> None:
@@ -80,8 +79,7 @@ def patch_kv_verify(recipe_name: RecipeArgument = None, as_json: JsonOption = Fa
     from fenno.kv import ask, words
 
     chosen = recipe.load(choose(recipe_name))
-    console.say(f"starting the engine of {chosen.name}, without its HTTP server")
-    found = ask.canary(chosen)
+    found = ask.canary(chosen, console.say)
     if not as_json:
         for line in words.canary(found):
             console.say(line)

@@ -247,9 +247,11 @@ def tell_load(document: dict[str, Any], *, table: bool) -> int:
         console.say(f"the server was gone before the end: {document['ended']['why']}", style="bold red")
     if document["ended"]["how"] == "interrupted":
         console.say(f"interrupted: {document['ended']['why']}; the figures are of what there was until then", style="bold red")
-    for reason, step in zip(document["reasons"], document["next_steps"], strict=True):
+    steps = document["next_steps"]
+    for number, (reason, step) in enumerate(zip(document["reasons"], steps, strict=True), start=1):
         console.say(f"INVALID: {reason}", style="bold red")
-        console.say(f"  next: {step}")
+        if step not in steps[number:]:  # of several reasons with one remedy the last has it
+            console.say(f"  next: {step}")
     console.result(document)
     return loadtest.exit_code(document)
 

@@ -53,9 +53,11 @@ def plan(
 
 
 def wanted(what: str | None) -> Recipe:
-    """The recipe that was named, or one of a model alone: a folder, `dummy:NAME`, a Hub id."""
+    """The recipe that was named, or one of a model alone: a folder, its config.json, `dummy:NAME`, a Hub id."""
     from fenno import recipe
 
+    if what and Path(what).name == "config.json" and Path(what).is_file():
+        what = str(Path(what).parent)
     if what is None or what in recipe.embedded() or Path(what).is_file():
         return recipe.load(choose(what))
     if Path(what).is_dir() or ("/" in what and "://" not in what) or what.startswith("dummy:"):

@@ -25,8 +25,9 @@ def make(config: Mapping[str, Any], folder: Path, *, python: str, parts: int = 0
     """Write `config`, a byte-level tokenizer and random weights into `folder`; returns the files of weights.
 
     `parts`: how many tensor-parallel ranks the experts are cut for, 0: one file with whole weights. `std`: the weights'
-    standard deviation; norms' factors lie around 1. Raises `UsageError` for sizes that do not go together, `DiskError` when
-    nothing can be written, `ProcessError` when `python` (that of an engine) cannot write the weights.
+    standard deviation; norms' factors lie around 1. Raises `UsageError` for sizes that do not go together, and for a `python`
+    (that of an engine) without torch or safetensors, `DiskError` when nothing can be written, `ProcessError` when the weights
+    cannot be.
     """
     written = dummy.files(dict(config))
     plan = {"folder": str(folder), "dtype": config["torch_dtype"], "std": std, "seed": seed}
@@ -38,6 +39,9 @@ def make(config: Mapping[str, Any], folder: Path, *, python: str, parts: int = 0
     except OSError as error:
         raise DiskError(f"cannot write {folder}: {error.strerror}", "choose another folder, or free some space") from error
     child = process.run([python, "-I", _SCRIPT], timeout=SECONDS, text_input=json.dumps(plan))
+    if lacks := re.search(r"No module named '(torch|safetensors)", child.stderr):
+        hint = "name an interpreter that has torch and safetensors, as your vLLM's does: --python PATH"
+        raise UsageError(f"there is no {lacks[1]} under {python}", hint)
     child.check("writing random weights")
     return [folder / name for name in plan["files"]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,30 +14,37 @@ from fenno.engine.inside.kvcache import MARK
 from fenno.errors import EngineError, ProcessError, RecipeError
 from fenno.recipe import Recipe
 
+Say = Callable[[str], None]
 REPLICAS = "data-parallel-"
 _INSIDE = Path(server.__file__).parent / "inside"
 
 
-def facts(recipe: Recipe) -> dict[str, Any]:
-    """What `engine/inside/kvcache.py` reports for the recipe's model and flags (10 s and more).
+def facts(recipe: Recipe, say: Say = lambda text: None) -> dict[str, Any]:
+    """What `engine/inside/kvcache.py` reports for the recipe's model and flags; it takes 10 s and more, which `say` is told.
 
     Raises `RecipeError` for a server that fenno does not start, and `EngineError` with the cause, or the engine's own words, when
     it refuses.
     """
-    return _told(recipe, "kvcache.py", 300.0, "the engine cannot be asked about its KV cache")
+    begun = "asking this vLLM about its KV cache (it takes ten seconds or more)"
+    return _told(recipe, "kvcache.py", 300.0, "the engine cannot be asked about its KV cache", say, begun)
 
 
-def canary(recipe: Recipe) -> dict[str, Any]:
+def canary(recipe: Recipe, say: Say = lambda text: None) -> dict[str, Any]:
     """What `engine/inside/canary.py` found in the KV cache and the logits of an engine that was started for it; raises the same."""
-    return _told(recipe, "canary.py", 1800.0, "the engine's KV cache cannot be looked at")
+    begun = f"starting the engine of {recipe.name}, without its HTTP server"
+    return _told(recipe, "canary.py", 1800.0, "the engine's KV cache cannot be looked at", say, begun)
 
 
-def _told(recipe: Recipe, script: str, limit: float, wanted: str) -> dict[str, Any]:
-    """The one line of JSON that a script prints under the engine's own Python, given the recipe as `vllm serve` would be."""
+def _told(recipe: Recipe, script: str, limit: float, wanted: str, say: Say, begun: str) -> dict[str, Any]:
+    """The one line of JSON that a script prints under the engine's own Python, given the recipe as `vllm serve` would be.
+
+    `begun` is said once there is an engine to ask.
+    """
     if recipe.engine.model is None:
         raise RecipeError("this recipe names a server that runs already: its cache is not fenno's to lay out", "give `model`")
     python = catalogue.interpreter(recipe.engine.python)
-    catalogue.read(python).check(recipe.engine.flags, recipe.name)
+    catalogue.read(python, say).check(recipe.engine.flags, recipe.name)
+    say(begun)
     model = server.model_path(recipe)
     # One replica is asked: an engine without its server would wait for the others, which nobody starts.
     flags = {name: value for name, value in recipe.engine.flags.items() if not name.startswith(REPLICAS)}

@@ -140,7 +140,7 @@ def _where(total: float, parts: dict[str, float | None], mine: int, counted: int
     if "rest" not in known:
         known["engine"] = total - known["outside"]
     largest = max(known, key=lambda name: known[name])
-    said = ", ".join(f"{round(value, 2):.3g} ms {NAMES.get(name, 'in the engine')}" for name, value in known.items())
+    said = ", ".join(f"{round(value, 2) + 0.0:.3g} ms {NAMES.get(name, 'in the engine')}" for name, value in known.items())
     share, where = known[largest] / total, NAMES.get(largest, "in the engine")
     whole = f"of {total:.4g} ms to the first token, on average of all {mine} in the window"
     return f"{whole}, {said}; most of it ({share:.0%}) is {where}"

@@ -107,7 +107,9 @@ def _plan(folder: Path) -> Plan:
     try:
         return plan.parse((folder / "plan.json").read_text(encoding="utf-8"), {})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{folder} holds no load test", "give a folder that `fenno loadtest` wrote") from error
+        inside = next(iter(sorted(folder.glob("*/plan.json"))), None)
+        hint = f"those in it are folders of their own: {inside.parent}" if inside else "give a folder that `fenno loadtest` wrote"
+        raise UsageError(f"{folder} holds no load test", hint) from error
 
 
 def _result(folder: Path) -> Result:
