@@ -27,6 +27,8 @@ POLICIES = ("fcfs", "priority", "token_aware")
 COUNTS = ("max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold", "prefill_schedule_interval")
 # Names are vLLM's own, from its scheduler configuration; the last two belong to the token-aware order.
 KNOBS = (*COUNTS, "policy", "class_edges", "aging_seconds")
+# By which variables an engine is started with these two: no flag of vLLM's says them.
+VARIABLES = {"class_edges": "FENNO_CLASS_EDGES", "aging_seconds": "FENNO_AGING_SECONDS"}
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,17 @@ def edges(text: object) -> tuple[int, ...]:
     if not numbers or numbers[0] < 1 or sorted(set(numbers)) != list(numbers):
         raise ValueError(f"class_edges is {text!r}: it has to be rising whole numbers such as 32,128")
     return numbers
+
+
+def at_start(environment: Mapping[str, str]) -> dict[str, Value]:
+    """The parameters of the token-aware order that an environment gives an engine. Raises `ValueError` for an impossible one."""
+    given = {knob: environment[name] for knob, name in VARIABLES.items() if environment.get(name)}
+    try:
+        found: dict[str, Value] = {knob: float(text) if knob == "aging_seconds" else text for knob, text in given.items()}
+    except ValueError:
+        raise ValueError(f"{VARIABLES['aging_seconds']} is {given['aging_seconds']!r}: it has to be a number of seconds") from None
+    check(found)
+    return found
 
 
 def check(knobs: Mapping[str, Value]) -> None:

@@ -76,6 +76,15 @@ def test_an_impossible_value_is_refused_before_it_is_written_and_after(tmp_path:
         control.read_wanted(path)
 
 
+def test_an_environment_gives_the_order_its_parameters_and_an_impossible_one_is_refused() -> None:
+    assert control.at_start({"FENNO_AGING_SECONDS": "", "OTHER": "1"}) == {}
+    given = {"FENNO_AGING_SECONDS": "2.5", "FENNO_CLASS_EDGES": "8,16"}
+    assert control.at_start(given) == {"aging_seconds": 2.5, "class_edges": "8,16"}
+    for name, value in (("FENNO_AGING_SECONDS", "long"), ("FENNO_AGING_SECONDS", "-1"), ("FENNO_CLASS_EDGES", "16,8")):
+        with pytest.raises(ValueError, match="(?i)" + name.removeprefix("FENNO_")):
+            control.at_start({name: value})
+
+
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", "{}", '{"schema": 99}', '{"schema": 1, "revision": 1}', '{"schema": 1, "revision": "x", "knobs": {}}'],

@@ -26,7 +26,7 @@ from fenno.tune.capacity import Bracket, Most
 from fenno.tune.judge import Figure, Judgement, judge
 from fenno.tune.propose import HELP, UNTOLD, Limit, Load, Roofline, Steps, Tried, by_rule, diagnose, next_restart
 from fenno.tune.run import hopeless, out_of_memory
-from fenno.tune.space import BUDGET, CAP, POLICY, Space
+from fenno.tune.space import AGING, BUDGET, CAP, EDGES, POLICY, Space, changed
 from fenno.tune.trial import Measured
 
 RATE = Targets(qps=40.0)
@@ -252,6 +252,28 @@ def test_where_memory_binds_a_step_takes_more_prompt_tokens_and_elsewhere_runs_f
 
     assert first("memory bandwidth") == {**here, BUDGET: 8192}
     assert [first(name) for name in ("compute", "overhead", UNTOLD)] == [{**here, CAP: 512}] * 3
+
+
+ORDERED = Space(
+    {POLICY: ("fcfs", "token_aware"), AGING: (1, 5.0, 20), EDGES: ("16,64", "32,128")},
+    {POLICY: "fcfs", AGING: 5.0, EDGES: "32,128"},
+)
+
+
+@pytest.mark.parametrize("limit", ["sequences", "budget", "queue"])
+def test_parameters_of_the_order_are_tried_where_it_is_on_and_requests_wait(limit: str) -> None:
+    def asked(point: dict[str, Scalar], limit: str) -> list[dict[str, Scalar]]:
+        seen, found = [point], []
+        while (proposal := by_rule([Tried(point, 2.0, Limit(limit, ""))], ORDERED, seen)) is not None:
+            seen.append(proposal.point)
+            found.append(changed(proposal.point, ORDERED))
+        return found
+
+    on = {**ORDERED.defaults, POLICY: "token_aware"}
+    others = [{AGING: 1}, {AGING: 20}, {EDGES: "16,64"}]
+    assert asked(on, limit) == [{}, *({POLICY: "token_aware", **other} for other in others)]
+    assert asked(dict(ORDERED.defaults), limit) == [{POLICY: "token_aware"}], "first come, first served has none"
+    assert asked(on, UNTOLD) == [] and asked(on, "memory bandwidth") == [], "nothing waits"
 
 
 def test_of_every_limit_is_said_what_would_help() -> None:

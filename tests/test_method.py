@@ -14,12 +14,12 @@ import pytest
 
 from fenno.errors import EngineError
 from fenno.recipe import Recipe
-from fenno.tune import again, climb, confirm, session
+from fenno.tune import again, arms, climb, confirm, session
 from fenno.tune import verdict as telling
 from fenno.tune.capacity import Maximize
 from fenno.tune.propose import Limit
-from fenno.tune.run import Run, ablation, met_live, next_point, next_start
-from fenno.tune.space import BUDGET, CAP, POLICY, Point, Space
+from fenno.tune.run import Run, ablation, met_live, next_point, next_start, put_back
+from fenno.tune.space import AGING, BUDGET, CAP, POLICY, Point, Space
 from fenno.tune.study import State, Study, Trial
 from fenno.tune.trial import Measured
 from fenno.tune.verdict import Verdict
@@ -107,6 +107,19 @@ def test_a_change_that_brings_nothing_is_put_back() -> None:
     assert winner and winner.point == asked.point
     assert ablation(run, tried, winner, {}) is None, "one change alone brings all"
     assert ablation(run, tried[:2], tried[1], {"block-size": 64}) is None, "under other flags of the start"
+
+
+def test_an_order_is_put_back_with_its_parameters_and_is_drawn_without_them_where_it_is_off(tmp_path: Path) -> None:
+    where = Space({POLICY: ("fcfs", "token_aware"), AGING: (1.0, 5.0)}, {POLICY: "fcfs", AGING: 5.0})
+    winner = told({POLICY: "token_aware", AGING: 1.0}, "met")
+    assert put_back(winner, where, {}) == [where.defaults, {POLICY: "token_aware", AGING: 5.0}]
+    study = Study(tmp_path, where, 1)
+    drawn = []
+    while (proposal := study.sample({})) is not None:
+        study.add(told(proposal.point, "missed"))
+        drawn.append(proposal.point)
+    assert len(drawn) == 3 and {POLICY: "fcfs", AGING: 1.0} not in drawn, "of four points two are one"
+    assert len([*arms.points(where, "grid", 1)]) == 3
 
 
 def test_where_the_http_server_binds_no_live_knob_is_tried_before_the_start_that_may_help(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fenno import recipe, screen
 from fenno.engine import server
 from fenno.engine.catalogue import Catalogue, Flag, Identity
 from fenno.errors import EngineError, FennoError, RecipeError, UsageError
-from fenno.tune import session
+from fenno.tune import output, session
 from fenno.tune import space as spaces
 
 
@@ -45,6 +45,8 @@ def space_of(
         ({"long_prefill_token_threshold": [-1]}, "long_prefill_token_threshold is -1: it has to be a whole number of at least 0"),
         ({"policy": ["fifo"]}, "policy is 'fifo': it has to be one of fcfs, token_aware"),
         ({"policy": ["priority"]}, "policy is 'priority'"),
+        ({"policy": ["token_aware"], "aging_seconds": [0]}, "aging_seconds is 0: it has to be a positive number of seconds"),
+        ({"policy": ["token_aware"], "class_edges": ["64,16"]}, "class_edges is '64,16'"),
     ],
 )
 def test_a_value_that_no_engine_takes_is_named(search: dict[str, Any], said: str) -> None:
@@ -90,6 +92,28 @@ def test_an_interval_that_no_running_engine_takes_is_refused_before_a_start(
 def test_values_are_in_order_and_hold_the_default() -> None:
     space = space_of({"max_num_active_seqs": [64, 8], "long_prefill_token_threshold": [512]}, flags={"max-num-seqs": 32})
     assert space.values == {"max_num_active_seqs": (8, 32, 64), "long_prefill_token_threshold": (0, 512)}
+
+
+def test_parameters_of_the_token_aware_order_are_live_knobs_and_variables_of_a_plain_start() -> None:
+    space = space_of({"policy": ["token_aware"], "aging_seconds": [20, 1.5], "class_edges": ["16,64"]})
+    assert (space.values["aging_seconds"], space.values["class_edges"]) == ((1.5, 5.0, 20), ("16,64", "32,128"))
+    point = {"policy": "token_aware", "aging_seconds": 1.5, "class_edges": "32,128"}
+    assert spaces.plain_flags(point, space) == {} and spaces.plain_variables(point, space) == {"FENNO_AGING_SECONDS": "1.5"}
+    assert spaces.canonical({**point, "policy": "fcfs"}, space) == space.defaults
+    assert spaces.canonical(point, space) == point
+    other = space_of({"aging_seconds": [5]}, scheduler="token_aware", env={"FENNO_AGING_SECONDS": "20"})
+    assert other.defaults == {"aging_seconds": 20.0}
+    assert spaces.plain_variables({"aging_seconds": 5}, other) == {"FENNO_AGING_SECONDS": "5"}
+    tuned = output.tuned(recipe.Recipe.model_validate({"name": "one", "engine": {"model": "m"}}), point, space)
+    assert tuned.engine.scheduler == "token_aware" and tuned.engine.env == {"FENNO_AGING_SECONDS": "1.5"}
+
+
+def test_parameters_of_an_order_that_is_never_on_are_refused() -> None:
+    for live in ({"aging_seconds": [2]}, {"policy": ["fcfs"], "class_edges": ["8"]}):
+        with pytest.raises(RecipeError, match="belong to the token-aware order"):
+            space_of(live)
+    with pytest.raises(RecipeError, match="FENNO_AGING_SECONDS is 'long'"):
+        space_of({"max_num_active_seqs": [8]}, env={"FENNO_AGING_SECONDS": "long"})
 
 
 def on(cores: int, platform: str = "cuda", **restart: Any) -> spaces.Space:

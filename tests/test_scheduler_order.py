@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fenno import control
 from fenno.control import Acknowledgement
 from fenno.vllm_plugin import versions
-from fenno.vllm_plugin.limits import Limits, Start, in_force, settings
+from fenno.vllm_plugin.limits import Limits, Start, changed, in_force, settings
 from fenno.vllm_plugin.order import Order, Work
 
 ROOM = 4000
@@ -100,6 +100,9 @@ def test_what_is_not_wanted_is_as_at_the_start() -> None:
     assert (found.policy, found.order, found.unsupported) == ("token_aware", Order(), ())
     assert settings(START, {"policy": "fcfs"}).order is None
     assert settings(START, {"class_edges": "8,16", "aging_seconds": 2}).order == Order((8, 16), 2.0)
+    other = replace(START, order=changed(Order(), {"aging_seconds": 9.0}))
+    assert settings(other, {"class_edges": "8,16"}).order == Order((8, 16), 9.0)
+    assert settings(other, {"aging_seconds": 5}).order == Order()
 
 
 def test_knobs_that_this_engine_cannot_change_are_named_and_left() -> None:

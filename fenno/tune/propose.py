@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from fenno.recipe import Scalar
 from fenno.tune import space as spaces
-from fenno.tune.space import BUDGET, CAP, POLICY, Space
+from fenno.tune.space import AGING, BUDGET, CAP, EDGES, POLICY, Space
 
 
 @dataclass(frozen=True)
@@ -141,15 +141,17 @@ HELP = {
 }
 
 
-# By limit: which knob to move and where, in the order of trying. None as direction is the other policy.
+# By limit: which knob to move and where, in the order of trying. None as direction is any other value. An order and its parameters
+# can help where requests wait.
+_ORDER: tuple[tuple[str, bool | None], ...] = ((POLICY, None), (AGING, False), (AGING, True), (EDGES, None))
 _MOVES: dict[str, tuple[tuple[str, bool | None], ...]] = {
-    "sequences": ((CAP, True), (POLICY, None), (BUDGET, False)),
-    "budget": ((BUDGET, True), (POLICY, None), (CAP, False)),
+    "sequences": ((CAP, True), *_ORDER, (BUDGET, False)),
+    "budget": ((BUDGET, True), *_ORDER, (CAP, False)),
     "kv": ((CAP, False), (BUDGET, False), (POLICY, None)),
     # Nothing that the scheduler can do reaches the HTTP server, except to run less.
     "front end": ((CAP, False),),
     # However few wait in the mean: at some requests a second that makes one of twenty late.
-    "queue": ((CAP, False), (POLICY, None), (BUDGET, False), (BUDGET, True)),
+    "queue": ((CAP, False), *_ORDER, (BUDGET, False), (BUDGET, True)),
     # Where nothing ever waits, no order brings anything.
     **dict.fromkeys((UNTOLD, "compute", "overhead"), ((CAP, False), (BUDGET, False), (BUDGET, True))),
     # A step that waits for its bytes takes prompts along almost for nothing.
@@ -161,6 +163,9 @@ _REASONS = {
     (BUDGET, True): "take more prompt tokens a step, so that the queue drains",
     (BUDGET, False): "take fewer prompt tokens a step, so that steps are shorter",
     (POLICY, None): "let short answers go first",
+    (AGING, False): "let long answers wait less for short ones",
+    (AGING, True): "let short answers go before long ones for longer",
+    (EDGES, None): "draw the line between short and long answers elsewhere",
 }
 
 
@@ -173,7 +178,7 @@ def by_rule(tried: Sequence[Tried], space: Space, seen: Sequence[spaces.Point] =
     for best in sorted(tried, key=lambda t: t.score)[:2]:
         for knob, up in _MOVES.get(best.limit.name, ()):
             for value in _moves(space, best.point, knob, up):
-                point = {**best.point, knob: value}
+                point = spaces.canonical({**best.point, knob: value}, space)
                 if point not in seen and spaces.legal(point):
                     return Proposal(point, f"{best.limit.name}: {best.limit.evidence}; {_REASONS[knob, up]}")
     return None

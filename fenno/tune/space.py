@@ -8,21 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from fenno import control
 from fenno.engine.catalogue import Catalogue
 from fenno.errors import RecipeError
 from fenno.recipe import Recipe, Scalar
 from fenno.vllm_plugin import versions
+from fenno.vllm_plugin.order import Order
 
 Point = Mapping[str, Scalar]
 
 BUDGET, CAP, THRESHOLD, POLICY = "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold", "policy"
 INTERVAL = "prefill_schedule_interval"
+AGING, EDGES = "aging_seconds", "class_edges"  # of the token-aware order alone
 
 SERVERS = "api-server-count"
 
 POLICIES = ("fcfs", "token_aware")  # those that a recipe's `scheduler` can ask for
 
-# The flag that says the same at a start, so that a winner needs no plugin. `policy` has none: token-aware is a scheduler class.
+# The flag that says the same at a start, so that a winner needs no plugin. `policy` has none: token-aware is a scheduler class,
+# and its parameters are variables.
 PLAIN = {
     **{BUDGET: "max-num-batched-tokens", CAP: "max-num-seqs"},
     **{THRESHOLD: "long-prefill-token-threshold", INTERVAL: "prefill-schedule-interval"},
@@ -45,8 +49,8 @@ class Space:
 
     def neighbours(self, knob: str, value: Scalar, up: bool) -> list[Scalar]:
         """The values of `knob` beyond `value` in one direction, nearest first."""
-        numbers = [v for v in self.values.get(knob, ()) if isinstance(v, int)]
-        here = int(value) if isinstance(value, int) else 0
+        numbers = [v for v in self.values.get(knob, ()) if isinstance(v, int | float)]
+        here = value if isinstance(value, int | float) else 0
         return [*sorted(v for v in numbers if v > here)] if up else [*sorted((v for v in numbers if v < here), reverse=True)]
 
 
@@ -65,6 +69,7 @@ def build(recipe: Recipe, catalogue: Catalogue, cores: int = 1) -> Space:
         THRESHOLD: _number(flags.get(PLAIN[THRESHOLD]), None, 0),
         INTERVAL: _number(flags.get(PLAIN[INTERVAL]), None, 1),
         POLICY: recipe.engine.scheduler or "fcfs",
+        **_order(recipe),
     }
     listed: dict[str, list[Scalar]] = dict(recipe.search.live) or {
         BUDGET: [max(1, budget * n // 4) for n in (1, 2, 4, 8)],
@@ -76,6 +81,9 @@ def build(recipe: Recipe, catalogue: Catalogue, cores: int = 1) -> Space:
         raise RecipeError(f"`search.live` names `{unknown[0]}`, which is no live knob", f"live knobs are {', '.join(defaults)}")
     if INTERVAL in listed:
         _check_interval(recipe, catalogue)
+    if {AGING, EDGES} & {*listed} and "token_aware" not in (*listed.get(POLICY, ()), defaults[POLICY]):
+        said = f"{AGING} and {EDGES} belong to the token-aware order"
+        raise RecipeError(f"{recipe.name}: search.live: {said}", "list it under `policy`, or set `engine.scheduler: token_aware`")
     values = {knob: _ordered({_checked(knob, value) for value in (*given, defaults[knob])}) for knob, given in listed.items()}
     restart: dict[str, tuple[Scalar, ...]] = {}
     for name, given in (recipe.search.restart or _front_end(catalogue, cores)).items():
@@ -93,6 +101,16 @@ def _check_interval(recipe: Recipe, catalogue: Catalogue) -> None:
     if not late or str(recipe.engine.flags.get("data-parallel-size") or 1) != "1":
         on = "under data parallelism" if late else f"on vLLM {catalogue.engine.version}"
         raise RecipeError(f"{source}: {on} {INTERVAL} is set at a start alone", f"list `{flag}` under `search.restart`")
+
+
+def _order(recipe: Recipe) -> dict[str, Scalar]:
+    """The parameters of the token-aware order as the recipe's variables have them, else as it is by itself."""
+    try:
+        given = control.at_start(recipe.engine.variables)
+    except ValueError as error:
+        raise RecipeError(f"{recipe.name}: engine.env: {error}", "mend it, or leave it out") from error
+    usual = Order()
+    return {AGING: usual.aging, EDGES: ",".join(map(str, usual.edges)), **given}
 
 
 def is_variable(knob: str) -> bool:
@@ -134,6 +152,8 @@ def _checked(knob: str, value: Scalar) -> Scalar:
     """`value` itself. Raises `RecipeError` for one that no engine takes."""
     if knob == POLICY:
         said = None if value in POLICIES else f"policy is {value!r}: it has to be one of {', '.join(POLICIES)}"
+    elif knob in (AGING, EDGES):
+        said = _impossible(knob, value)
     else:
         least = 0 if knob == THRESHOLD else 1
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= least
@@ -141,6 +161,15 @@ def _checked(knob: str, value: Scalar) -> Scalar:
     if said:
         raise RecipeError(f"`search.live`: {said}", "mend the recipe's list, or the flag that gives the default")
     return value
+
+
+def _impossible(knob: str, value: Scalar) -> str | None:
+    """Why no scheduler takes a value of a parameter; None where one does."""
+    try:
+        control.check({knob: value})
+    except ValueError as error:
+        return str(error)
+    return None if value is not None else f"{knob} has no value"
 
 
 def _ordered(values: set[Scalar]) -> tuple[Scalar, ...]:
@@ -151,6 +180,12 @@ def legal(point: Point) -> bool:
     """A budget below the sequence cap would starve running requests."""
     budget, cap = point.get(BUDGET), point.get(CAP)
     return not (isinstance(budget, int) and isinstance(cap, int)) or budget >= cap
+
+
+def canonical(point: Point, space: Space) -> dict[str, Scalar]:
+    """`point` with the parameters of an order that is off at their defaults, where they change nothing."""
+    off = point.get(POLICY, "token_aware") != "token_aware"
+    return {knob: space.defaults[knob] if off and knob in (AGING, EDGES) else value for knob, value in point.items()}
 
 
 def wide(space: Space) -> dict[str, Scalar | list[Scalar]]:
@@ -171,7 +206,8 @@ def plain_flags(point: Point, space: Space) -> dict[str, Scalar | list[Scalar]]:
 
 def plain_variables(point: Point, space: Space) -> dict[str, str | None]:
     """The environment variables that give `point` at a start: only what differs from the defaults."""
-    return variables_of(restart_part(point, space))
+    order = {control.VARIABLES[knob]: str(value) for knob, value in changed(point, space).items() if knob in control.VARIABLES}
+    return {**variables_of(restart_part(point, space)), **order}
 
 
 def restart_part(point: Point, space: Space) -> dict[str, Scalar]:

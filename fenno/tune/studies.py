@@ -96,7 +96,7 @@ def best_point(kept: Kept, space: Space) -> dict[str, Scalar]:
     ranked = sorted(verdicts.latest(kept.trials()), key=lambda t: (verdicts.NEARNESS.index(t.state), -t.rate, t.score))
     best = ranked[0].point if ranked else {}
     known = {knob: value for knob, value in best.items() if value in space.every.get(knob, ())}
-    point = {**space.defaults, **known}
+    point = spaces.canonical({**space.defaults, **known}, space)
     if not ranked:
         said = "has no measured trial"
     elif point == space.defaults:

@@ -21,7 +21,7 @@ from fenno.tune import claims
 from fenno.tune import storage as storages
 from fenno.tune.claims import Claim, Claims
 from fenno.tune.propose import Limit, Proposal, Tried
-from fenno.tune.space import Point, Space, legal
+from fenno.tune.space import Point, Space, canonical, legal
 
 State = Literal["met", "missed", "unclear", "invalid", "failed"]
 FACTS, SETTLED = "facts", "verdict"
@@ -198,7 +198,7 @@ class Study:
         for _ in range(attempts):
             asked = self._study.ask(drawn)
             self._study.tell(asked, state=TrialState.PRUNED)
-            point = {**self.space.defaults, **(restart or {}), **asked.params}
+            point = canonical({**self.space.defaults, **(restart or {}), **asked.params}, self.space)
             if legal(point) and point not in seen:
                 return Proposal(point, "no rule speaks: the sampler's choice", "sampler")
         return None

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fenno import errors
 from fenno.tune.capacity import Bracket, Maximize, Most
 from fenno.tune.judge import Figure, Finding
-from fenno.tune.space import POLICY, Space, changed, show
+from fenno.tune.space import AGING, EDGES, POLICY, Space, changed, show
 from fenno.tune.study import Trial, from_dict
 
 Outcome = Literal["met", "infeasible", "inconclusive"]
@@ -63,7 +63,8 @@ def met(trial: Trial, space: Space, confirmed: bool, apart: str = "") -> Verdict
     """Every target is met by `trial`; the sentence is silent on the one that is told `apart`."""
     difference = changed(trial.point, space)
     by = f"with {show(difference)}" if difference else "with the engine's defaults"
-    steered = " and fenno's scheduler: vLLM has no flag for that order" if difference.get(POLICY) == "token_aware" else ""
+    ordered = difference.get(POLICY) == "token_aware" or {AGING, EDGES} & {*difference}
+    steered = " and fenno's scheduler: vLLM has no flag for that order" if ordered else ""
     after = f"; confirmed after a cold start with plain flags{steered}" if confirmed else ""
     return Verdict("met", f"met {by}: " + "; ".join(f.sentence() for f in findings(trial) if f.target != apart) + after, trial)
 

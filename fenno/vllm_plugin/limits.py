@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fenno import control
 from fenno.control import Value
-from fenno.vllm_plugin.order import AGING_SECONDS, EDGES, Order
+from fenno.vllm_plugin.order import Order
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,14 @@ class Limits:
 @dataclass(frozen=True)
 class Start:
     """What the engine was started with. `fixed`: knobs that it cannot change while it runs; `smallest_chunk`: fewer tokens
-    of a prompt than this in one step would never move it on."""
+    of a prompt than this in one step would never move it on; `order`: what the token-aware order is, where it is wanted."""
 
     limits: Limits
     most_seqs: int
     tokens_per_seq: int
     smallest_chunk: int
     fixed: frozenset[str]
+    order: Order = field(default_factory=Order)
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,15 @@ def settings(start: Start, wanted: Mapping[str, Value]) -> Settings:
     )
     if limits.long_prefill:
         limits = replace(limits, long_prefill=max(limits.long_prefill, start.smallest_chunk))
-    edges = control.edges(knobs["class_edges"]) if "class_edges" in knobs else EDGES
-    order = Order(edges, float(knobs.get("aging_seconds", AGING_SECONDS)))
     policy = str(knobs.get("policy", "token_aware"))
-    return Settings(limits, policy, order if policy == "token_aware" else None, tuple(sorted(unsupported)))
+    order = changed(start.order, knobs) if policy == "token_aware" else None
+    return Settings(limits, policy, order, tuple(sorted(unsupported)))
+
+
+def changed(order: Order, knobs: Mapping[str, Value]) -> Order:
+    """`order` with those of its parameters that `knobs` (checked) has."""
+    edges = control.edges(knobs["class_edges"]) if "class_edges" in knobs else order.edges
+    return Order(edges, float(knobs.get("aging_seconds") or order.aging))
 
 
 def in_force(start: Start, wanted: Settings, running: int, compete: bool) -> Limits:

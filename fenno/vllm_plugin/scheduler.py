@@ -14,11 +14,12 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from fenno import control
 from fenno.control import Acknowledgement, Value, Wanted
 from fenno.vllm_plugin import limits, versions
 from fenno.vllm_plugin.limits import Settings
 from fenno.vllm_plugin.mailbox import Mailbox
-from fenno.vllm_plugin.order import AGING_SECONDS, EDGES, Place, Work
+from fenno.vllm_plugin.order import Order, Place, Work
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -31,7 +32,7 @@ class Steered(Scheduler):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        self._start = versions.start(self)
+        self._start = versions.start(self, limits.changed(Order(), control.at_start(os.environ)))
         self._settings = Settings(self._start.limits, "", None)
         self._mailbox = Mailbox.of_environment()
         self._revision = 0
@@ -167,15 +168,15 @@ class Steered(Scheduler):  # type: ignore[misc]
         self._mailbox.answer(answer)
 
     def _applied(self) -> dict[str, Value]:
-        now, order = self._settings, self._settings.order
+        now, order = self._settings, self._settings.order or self._start.order
         return {
             "max_num_scheduled_tokens": self.max_num_scheduled_tokens,
             "max_num_active_seqs": now.limits.seqs,
             "long_prefill_token_threshold": now.limits.long_prefill,
             "prefill_schedule_interval": now.limits.interval,
             "policy": now.policy,
-            "class_edges": ",".join(map(str, order.edges if order else EDGES)),
-            "aging_seconds": order.aging if order else AGING_SECONDS,
+            "class_edges": ",".join(map(str, order.edges)),
+            "aging_seconds": order.aging,
         }
 
     def _counters(self) -> dict[str, float]:

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from fenno.vllm_plugin.limits import Limits, Start
+from fenno.vllm_plugin.order import Order
 
 OLDEST, TOO_NEW = (0, 24), (0, 34)
 
@@ -71,8 +72,8 @@ def waiting(scheduler: Any) -> list[Any]:
     return found
 
 
-def start(scheduler: Any) -> Start:
-    """What `scheduler`, just made, was started with."""
+def start(scheduler: Any, order: Order) -> Start:
+    """What `scheduler`, just made, was started with, besides its `order`."""
     config = scheduler.scheduler_config
     per_seq = 1 + scheduler.num_spec_tokens
     # Where state is kept only at block edges a smaller chunk would never move on.
@@ -84,7 +85,7 @@ def start(scheduler: Any) -> Start:
         interval=getattr(scheduler, "local_prefill_interval", config.prefill_schedule_interval),
     )
     smallest = max(per_seq, scheduler.cache_config.block_size if aligned else 1)
-    return Start(limits, scheduler.max_num_running_reqs, per_seq, smallest, frozenset(_fixed(scheduler)))
+    return Start(limits, scheduler.max_num_running_reqs, per_seq, smallest, frozenset(_fixed(scheduler)), order)
 
 
 def _fixed(scheduler: Any) -> list[str]:
