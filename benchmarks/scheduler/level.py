@@ -9,8 +9,9 @@ other order; an arm is a set of live knobs laid over first come, first served, a
 - `users: N`, a closed loop without a pause: N requests are there at every moment, so that N - `cap` wait, whatever the order. Each
   block lasts `block` seconds, the warm-up `warmup`;
 - `phases: [[SECONDS, SHARE], …]`, an open loop: Poisson arrivals (or bursts, `burstiness` as in `study.py`) at these shares of the
-  capacity, which is what first come, first served held in the closed loop of the part `of`, or `--capacity`. A block is one round
-  of the phases, and the round of a seed, request for request, is played once an arm; the warm-up is one more.
+  capacity, which is what first come, first served held in the closed loop of the part `of`, or `--capacity`; where `--only` leaves
+  that part out, two blocks of its first arm come first. A block is one round of the phases, and the round of a seed, request for
+  request, is played once an arm; the warm-up is one more.
 
 Of a block the requests count whose first token came after its first `lead` seconds: longer than anybody waits, so that these were
 sent under its own arm. `unset: MEAN` as in `study.py`. What ran and waited is noted twice a second: that is how level it was.
@@ -297,13 +298,18 @@ class Study:
         (self.out / "study.json").write_text(json.dumps(self.found))
 
 
-def parts_of(told: dict[str, Any], only: Sequence[str]) -> dict[str, Part]:
-    return {name: Part(**part) for name, part in told["parts"].items() if not only or name in only}
+def parts_of(told: dict[str, Any], only: Sequence[str], capacity: float | None) -> dict[str, Part]:
+    """The parts to run. One that only tells another's capacity runs its first arm, twice."""
+    every = {name: Part(**part) for name, part in told["parts"].items()}
+    parts = {name: part for name, part in every.items() if not only or name in only}
+    telling = [] if capacity else [part.of for part in parts.values() if part.of and part.of not in parts]
+    short = {name: dataclasses.replace(every[name], arms=dict(list(every[name].arms.items())[:1]), seeds=2) for name in telling}
+    return {**short, **parts}
 
 
 def start(asked: argparse.Namespace) -> None:
     told = yaml.safe_load(asked.study.read_text())
-    parts = parts_of(told, asked.only)
+    parts = parts_of(told, asked.only, asked.capacity)
     with opened(told, parts, asked.out) as (chosen, seat, found):
         Study(chosen, seat, asked.out, asked.seconds, asked.capacity, found).run(parts)
 
@@ -314,7 +320,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1200.0)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", nargs="*", default=[], help="these parts alone")
-    parser.add_argument("--capacity", type=float, help="requests/s of a share of 1, where the part that would tell is not run")
+    parser.add_argument("--capacity", type=float, help="requests/s of a share of 1, in place of what the part `of` would tell")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     start(asked)

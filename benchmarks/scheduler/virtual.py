@@ -158,7 +158,7 @@ def main() -> None:
     told = yaml.safe_load(asked.study.read_text())
     classes = recipe.load(recipe.find(told["recipe"])).workload.classes
     trials: list[dict[str, Any]] = []
-    for name, part in parts_of(told, asked.only).items():
+    for name, part in parts_of(told, asked.only, asked.capacity).items():
         held = [t["qps"] for t in trials if t["part"] == part.of and t["arm"] == "fcfs"]
         rate = asked.capacity or (statistics.fmean(held) if held else 0.0)
         coming = iter(() if part.users else stretch(part, rate, classes, part.seeds * len(part.arms)))
