@@ -436,6 +436,8 @@ def _explain(error: Any) -> str:
         return f"unknown key `{key}`" + meant.key(names[-1], _keys_at(names[:-1]))
     if error["type"] == "missing":
         return f"`{key}` is missing"
+    if error["type"] == "string_pattern_mismatch":
+        return f"`{key}`: {error['input']!r} is no name: small letters and digits, behind the first also . _ and -"
     message = error["msg"].removeprefix("Value error, ")
     return f"`{key}`: {message}" if key else message
 

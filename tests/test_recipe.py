@@ -67,7 +67,7 @@ CLASS = f"{SMALLEST}workload:\n  classes:\n    - name: x\n      share: 1\n      
         ),
         ("name: a\nengine: {modl: m}\n", "here:2: unknown key `engine.modl`; did you mean `model`?"),
         ("engine: {model: m}\n", "here:1: `name` is missing"),
-        ("name: Not a name\nengine: {model: m}\n", "here:1: `name`"),
+        ("name: Not a name\nengine: {model: m}\n", "here:1: `name`: 'Not a name' is no name: small letters and digits"),
         ("name: a\nengine: {model: m, url: 'http://h'}\n", "either `model`"),
         ("name: a\nengine: {model: m, start: [run]}\n", "`start` needs `url`"),
         (f"{SMALLEST}targets:\n  p95_ttft: 800q\n", "here:4: `targets.p95_ttft`: '800q' is not a duration such as 800ms"),

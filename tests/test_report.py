@@ -155,6 +155,11 @@ def render(verdict: Verdict, trials: list[Trial], **more: Any) -> str:
     return page.tune({**document(verdict, trials), **more}, trials, cpu_small(), SPACE)
 
 
+def test_the_command_that_serves_a_tuned_recipe_can_be_copied_whatever_its_folder_is_called() -> None:
+    read = Reader(render(*STUDIES[0](), tuned="my studies/a/tuned.yaml"))
+    assert "fenno serve 'my studies/a/tuned.yaml'" in read.text
+
+
 @pytest.mark.parametrize("study", STUDIES)
 def test_every_verdict_gives_a_whole_page_with_its_sentence_and_colour(study: Any) -> None:
     verdict, trials = study()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -210,7 +211,7 @@ def tell(opened: Session, verdict: Verdict, *, serve: bool) -> int:
         console.say(f"what would help: {limit['help']}" if limit["help"] else "")
     console.say(f"report: {document['report']}")
     if serve and "serve" in document:
-        console.say(f"serve it: fenno serve {document['tuned']}\n  or: {document['serve']}")
+        console.say(f"serve it: fenno serve {shlex.quote(document['tuned'])}\n  or: {document['serve']}")
         console.say(f"for vllm serve --config: {document['config']}")
     console.result(document)
     return verdict.exit_code

@@ -5,6 +5,7 @@ Every part is a function of the study alone, so the same study gives the same pa
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -205,7 +206,7 @@ def settings(document: Document, best: Trial | None, trials: Sequence[Trial], sp
     if document.get("serve"):
         parts += [tag("h3", "Serve it"), tag("pre", tag("code", without_secrets(document["serve"])), tabindex=0)]
     if document.get("tuned"):
-        parts.append(tag("p", "With fenno: ", tag("code", f"fenno serve {document['tuned']}")))
+        parts.append(tag("p", "With fenno: ", tag("code", f"fenno serve {shlex.quote(document['tuned'])}")))
     if document.get("config"):
         parts.append(tag("p", "For ", tag("code", "vllm serve --config"), ": ", tag("code", document["config"])))
     return section("Settings", *parts)
