@@ -318,6 +318,19 @@ def test_of_flags_that_need_a_start_those_that_the_limit_names_come_first_and_th
     assert order("compute") == ["enable-prefix-caching", "api-server-count", "compilation-config"]
 
 
+def test_flags_with_which_no_engine_starts_are_not_tried_again_beside_others() -> None:
+    flags: dict[str, tuple[Scalar, ...]] = {"api-server-count": (4,), "block-size": (8, 32)}
+    where = Space({}, {"api-server-count": 1, "block-size": None}, flags)
+    refused = {**where.defaults, "block-size": 8}
+    best = {**where.defaults, "api-server-count": 4}
+    tried, seen = [Tried(best, 2.0, Limit("compute", ""))], [dict(where.defaults), refused, best]
+    found = next_restart(tried, where, seen, [refused])
+    assert found and found.point == {"api-server-count": 4, "block-size": 32}
+    assert next_restart(tried, where, [*seen, found.point], [refused]) is None
+    without = next_restart(tried, where, seen)
+    assert without and without.point == {"api-server-count": 4, "block-size": 8}, "one that failed under load may do better so"
+
+
 COMPILING = """\
 INFO 11-30 15:10:08 [jit_monitor.py:60] Kernel JIT monitor activated — Triton JIT compilations during inference will be logged.
 WARNING 11-30 15:10:12 [jit_monitor.py:106] Triton kernel JIT compilation during inference: _compute_slot_mapping_kernel. This
@@ -331,6 +344,8 @@ def test_a_trial_during_which_a_kernel_was_compiled_has_missed_nothing(tmp_path:
     log.write_text(COMPILING)
     assert trial.compiled(log, 0) == ["_compute_slot_mapping_kernel", "fused_moe_kernel"]
     assert trial.compiled(log, log.read_bytes().index(b"15:10:20")) == ["fused_moe_kernel"], "what was compiled before is done"
+    log.write_text("Triton autotuning for function _chunk_state_fwd_kernel,\nwith key as (64,),\nfinished after 1.26s")
+    assert trial.compiled(log, 0) == ["_chunk_state_fwd_kernel"]
     missed = Measured(Judgement("missed", ()), {}, Load(), True, 1.0)
     spoilt = trial.unspoilt(missed, ["fused_moe_kernel"])
     assert not spoilt.valid and "(fused_moe_kernel)" in spoilt.judgement.notes[0]

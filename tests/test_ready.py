@@ -131,6 +131,11 @@ def test_a_recipe_that_lists_no_flags_of_the_start_may_get_more_http_processes_b
     assert on(128, **{"stream-interval": [8]}).restart == {"stream-interval": (8,)}, "a list is the whole list"
 
 
+def test_a_key_of_a_flag_can_be_searched_as_a_flag_is() -> None:
+    space = on(1, **{"stream-interval.of": [8]})
+    assert space.restart == {"stream-interval.of": (8,)} and space.defaults["stream-interval.of"] is None
+
+
 def test_a_variable_of_the_start_is_no_flag_and_its_values_are_text() -> None:
     space = on(1, VLLM_USE_RUST_FRONTEND=[1], OMP_NUM_THREADS=[4, None])
     assert space.restart == {"VLLM_USE_RUST_FRONTEND": ("1",), "OMP_NUM_THREADS": ("4",)}, "the default, not set, is no other value"

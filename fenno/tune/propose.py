@@ -208,22 +208,27 @@ _RESTARTS = {
 }
 
 
-def next_restart(tried: Sequence[Tried], space: Space, seen: Sequence[spaces.Point]) -> Proposal | None:
+def next_restart(
+    tried: Sequence[Tried], space: Space, seen: Sequence[spaces.Point], refused: Sequence[spaces.Point] = ()
+) -> Proposal | None:
     """The best point so far under one more restart flag moved: those that its limit names first, then those whose starts take
     less. None when all were tried.
 
-    `seen`: points, failed ones too; a setting of restart flags that one of them had is not proposed again.
+    `seen`: points, failed ones too; a setting of restart flags that one of them had is not proposed again. `refused`: points with
+    which no engine started; none with the same flags among others is proposed either.
     """
     if not tried:
         return None
     best = min(tried, key=lambda t: t.score)
     before = [spaces.restart_part(point, space) for point in seen]
+    never = [part for point in refused if (part := spaces.restart_part(point, space))]
     named = [knob for knob in _RESTARTS.get(best.limit.name, ()) if knob in space.restart]
     others = sorted((knob for knob in space.restart if knob not in named), key=lambda knob: knob not in _QUICK)
     for knob in (*named, *others):
         for value in space.restart[knob]:
             point = {**best.point, knob: value}
-            if spaces.restart_part(point, space) not in before:
+            start = spaces.restart_part(point, space)
+            if start not in before and not any(part.items() <= start.items() for part in never):
                 return Proposal(point, f"{best.limit.name}: {best.limit.evidence}; start again with {knob} {value}", "restart")
     return None
 

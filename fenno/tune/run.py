@@ -227,7 +227,12 @@ def next_start(run: Run, telling: list[Trial]) -> Proposal | None:
     flags = spaces.restart_part(run.first or {}, run.space)
     if run.first and flags and flags not in [spaces.restart_part(point, run.space) for point in seen]:
         return Proposal(dict(run.first), f"another study's best start: {spaces.show(flags)}", "restart")
-    return propose.next_restart([t.tried() for t in telling], run.space, seen)
+    return propose.next_restart([t.tried() for t in telling], run.space, seen, not_started(run.study.trials()))
+
+
+def not_started(trials: Sequence[Trial]) -> list[Point]:
+    """The points with which an engine did not come so far as to be offered any load (see `failed_start`)."""
+    return [t.point for t in trials if t.state == "failed" and t.rate == 0]
 
 
 def from_another(run: Run, restart: Point, seen: Sequence[Point]) -> Proposal | None:

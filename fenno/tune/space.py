@@ -140,7 +140,9 @@ def _at_start(name: str, recipe: Recipe, catalogue: Catalogue) -> Scalar:
     """The value of a knob of the start when the search changes nothing."""
     if is_variable(name):
         return recipe.engine.variables.get(name)
-    start = recipe.engine.flags.get(name, catalogue.flags[name].default)
+    # Of one key of a flag (`compilation-config.cudagraph_mode`) the catalogue has no default.
+    flag = catalogue.flags.get(name)
+    start = recipe.engine.flags.get(name, flag.default if flag else None)
     return start if not isinstance(start, list) else None
 
 

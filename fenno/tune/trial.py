@@ -37,8 +37,8 @@ COUNTED = {50: 24, 90: 56, 95: 112, 99: 560}
 GOODPUT = 200  # requests that tell a share of 95 % to within four hundredths at the first look, two at the last
 LOOK = 0.25  # seconds between two looks at the engine
 STANDSTILL = 0.5  # seconds: a busy host holds the client's loop up for a few hundredths
-# vLLM warns of a kernel that its own warm-up has left out, the first time.
-COMPILED = re.compile(rb"JIT compilation during inference: ([\w.<>-]*[\w>])")
+# vLLM warns of a kernel that its own warm-up has left out, the first time, and has Triton say when it tries out settings for one.
+COMPILED = re.compile(rb"(?:JIT compilation during inference: |Triton autotuning for function )([\w.<>-]*[\w>])")
 
 Progress = Callable[[float, str], None]
 
