@@ -14,6 +14,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from stub.harness import Again
 
 # Seconds by marker, where a minute is too short on a slow host.
 TIMEOUTS = {"engine": 600, "scenario": 240}
@@ -59,6 +60,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     except BlockingIOError:
         print("\nwaiting for another run of the engine tests to end ...", file=sys.stderr, flush=True)
         fcntl.flock(turn, fcntl.LOCK_EX)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """`make` tries a test that fails once more."""
+    tries = getattr(item, "execution_count", 1)
+    Again.now = f"{item.nodeid}, {tries}" if tries > 1 else ""
 
 
 def heavy(argv: Sequence[str | os.PathLike[str]], playground: Path) -> str | None:

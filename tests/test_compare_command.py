@@ -29,11 +29,6 @@ class Ran(NamedTuple):
     place: Place
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
-    return Place(tmp_path_factory.mktemp("compare"))
-
-
 def sound_and_failing(place: Place) -> list[Path]:
     """Two recipes, the second of an engine that fails every other request: a difference that no hiccup of this host hides. Of
     latencies as long as these no client is too late."""
@@ -42,9 +37,25 @@ def sound_and_failing(place: Place) -> list[Path]:
     return [place.recipe(name=name, env=env, targets=late) for name, env in arms.items()]
 
 
+def in_turn(place: Place) -> Ran:
+    how = (*TIMES, "--rounds", 3, "--junit", "compare.xml")
+    return Ran(place.fenno("compare", *sound_and_failing(place), *how, timeout=200), place)
+
+
 @pytest.fixture(scope="module")
-def compared(place: Place) -> Done:
-    return place.fenno("compare", *sound_and_failing(place), *TIMES, "--rounds", 3, "--junit", "compare.xml", timeout=200)
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Ran]]:
+    with side_by_side({"in_turn": in_turn}, tmp_path_factory.mktemp) as tell:
+        yield tell
+
+
+@pytest.fixture
+def compared(alone: Callable[[str], Ran]) -> Done:
+    return alone("in_turn").done
+
+
+@pytest.fixture
+def place(alone: Callable[[str], Ran]) -> Place:
+    return alone("in_turn").place
 
 
 def findings(done: Done) -> dict[str, str]:
@@ -59,7 +70,7 @@ def test_a_recipe_that_fails_is_worse_and_the_exit_code_says_so(compared: Done) 
 
 def test_every_block_has_a_cold_start_and_nothing_is_left(place: Place, compared: Done) -> None:
     assert len(place.starts()) >= 6, compared.err
-    assert place.empty(60)
+    assert place.empty()
 
 
 def test_a_pipeline_reads_it(place: Place, compared: Done) -> None:
@@ -178,7 +189,7 @@ def test_ctrl_c_ends_both_that_run_side_by_side_and_keeps_the_records(both: Call
     assert (done.code, done.document["interrupted"]) == (130, "after 0 of 6 rounds"), done.err
     ended = [json.loads(path.read_text())["ended"]["how"] for path in place.folder.glob("fenno-comparisons/*/001-?/ended.json")]
     assert ended == ["interrupted"] * 2
-    assert place.empty(60)
+    assert place.empty()
 
 
 def test_two_urls_take_turns_with_the_same_traffic_and_prompts_of_their_own(tmp_path: Path) -> None:

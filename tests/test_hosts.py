@@ -10,14 +10,13 @@ import json
 import signal
 import socket
 import subprocess
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 import pytest
-from stub.harness import Done, Place, Run
+from stub.harness import Done, Place, Run, side_by_side
 from stub.waiting import until
 
 from fenno.load import calibration, loadtest, raw, record, run, stored
@@ -146,14 +145,14 @@ def killed_server(folder: Path) -> Ran:
         return company.over(server.served())
 
 
-Runs = dict[str, "Future[Ran]"]
+Runs = Callable[[str], Ran]
+JOBS = {job.__name__: job for job in (whole, killed_worker, left, called_off, killed_master, killed_server)}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    jobs = (whole, killed_worker, left, called_off, killed_master, killed_server)
-    with ThreadPoolExecutor(3) as pool:
-        yield {job.__name__: pool.submit(job, tmp_path_factory.mktemp(job.__name__)) for job in jobs}
+    with side_by_side(JOBS, tmp_path_factory.mktemp, 3, Path) as tell:
+        yield tell
 
 
 def number(record: Record) -> int:
@@ -161,7 +160,7 @@ def number(record: Record) -> int:
 
 
 def test_workers_together_send_exactly_the_planned_schedule(runs: Runs) -> None:
-    ran = runs["whole"].result()
+    ran = runs("whole")
     assert ran.done.code in (0, 4), ran.done.err  # this host may have been too busy to measure
     assert [worker.code for worker in ran.workers] == [0, 0]
     begun = run.state(ran.folders[0]).traffic
@@ -177,14 +176,14 @@ def test_workers_together_send_exactly_the_planned_schedule(runs: Runs) -> None:
 
 
 def test_each_worker_sends_its_part(runs: Runs) -> None:
-    ran = runs["whole"].result()
+    ran = runs("whole")
     copies = [ran.folders[0].glob(f"records-{i}-*") for i in (0, 1)]
     parts = [{number(record.parse(line)) for path in paths for line in path.read_text().splitlines()} for paths in copies]
     assert parts == [set(range(0, 60, 2)), set(range(1, 60, 2))]
 
 
 def test_stamps_of_a_host_with_another_clock_are_on_the_masters(runs: Runs) -> None:
-    ran = runs["whole"].result()
+    ran = runs("whole")
     workers = ran.done.document["client"]["workers"]
     within = max(worker["uncertainty_ms"] for worker in workers) / 1e3
     for r in ran.records:  # nothing arrives before it is written, and a host may stand still between the two
@@ -196,7 +195,7 @@ def test_stamps_of_a_host_with_another_clock_are_on_the_masters(runs: Runs) -> N
 
 
 def test_a_worker_that_is_killed_is_named_and_the_run_is_marked(runs: Runs) -> None:
-    ran = runs["killed_worker"].result()
+    ran = runs("killed_worker")
     assert ran.done.code == 4, ran.done.err
     assert "was not heard of for 15 s" in ran.done.document["reasons"][0]
     assert ran.done.document["ended"]["how"] == "lost"
@@ -206,13 +205,13 @@ def test_a_worker_that_is_killed_is_named_and_the_run_is_marked(runs: Runs) -> N
 
 
 def test_a_worker_says_where_its_traffic_goes(runs: Runs) -> None:
-    ran = runs["killed_worker"].result()
+    ran = runs("killed_worker")
     url = json.loads((ran.folders[0] / "plan.json").read_text())["url"]
     assert all(f"traffic to {url}\n" in worker.err for worker in ran.workers[:2])
 
 
 def test_what_a_killed_worker_had_sent_is_kept_and_the_rest_lies_on_its_host(runs: Runs) -> None:
-    ran = runs["killed_worker"].result()
+    ran = runs("killed_worker")
     where = next(folder for folder in ran.folders[1:] if str(folder) in ran.done.document["ended"]["why"])
     own = next(where.glob("records-*"))
     copy = next(ran.folders[0].glob(f"records-?-{own.name.removeprefix('records-')}")).read_bytes()
@@ -221,13 +220,13 @@ def test_what_a_killed_worker_had_sent_is_kept_and_the_rest_lies_on_its_host(run
 
 
 def test_no_more_workers_are_let_in_than_were_asked_for(runs: Runs) -> None:
-    late = runs["killed_worker"].result().workers[2]
+    late = runs("killed_worker").workers[2]
     assert late.code != 0
     assert "the load test has all its 2 workers" in late.err
 
 
 def test_a_worker_that_is_ended_is_named_at_once(runs: Runs) -> None:
-    ran = runs["left"].result()
+    ran = runs("left")
     assert ran.done.code == 4, ran.done.err
     assert " left, " in ran.done.document["ended"]["why"]
     assert ran.done.document["completed"] > 0
@@ -235,13 +234,13 @@ def test_a_worker_that_is_ended_is_named_at_once(runs: Runs) -> None:
 
 
 def test_workers_that_wait_are_told_when_it_comes_to_nothing(runs: Runs) -> None:
-    ran = runs["called_off"].result()
+    ran = runs("called_off")
     assert ran.done.code == 130
     assert ran.workers[0].code == 5, ran.workers[0].err
 
 
 def test_without_their_master_workers_end_and_keep_every_answer(runs: Runs) -> None:
-    ran = runs["killed_master"].result()
+    ran = runs("killed_master")
     assert ran.done.code == 5
     assert "the load client ended early" in ran.done.err
     assert all("nothing was heard of the master" in worker.err and worker.code == 5 for worker in ran.workers)
@@ -251,14 +250,14 @@ def test_without_their_master_workers_end_and_keep_every_answer(runs: Runs) -> N
 
 
 def test_what_came_to_a_killed_master_can_be_told_of(runs: Runs) -> None:
-    ran = runs["killed_master"].result()
+    ran = runs("killed_master")
     document = loadtest.document(stored.read(ran.folders[0]))
     assert document["ended"]["how"] == "interrupted"
     assert document["requests"] + document["cancelled"] == sum(r.phase == "counted" for r in ran.records) > 0
 
 
 def test_a_killed_server_ends_the_run_of_all_and_nothing_is_lost(runs: Runs) -> None:
-    ran = runs["killed_server"].result()
+    ran = runs("killed_server")
     assert ran.done.code == 5, ran.done.err
     assert ran.done.document["ended"]["how"] == "gone"
     assert ran.answered() <= {r.id for r in ran.records}
@@ -266,4 +265,4 @@ def test_a_killed_server_ends_the_run_of_all_and_nothing_is_lost(runs: Runs) -> 
 
 
 def test_nothing_of_any_of_them_is_left(runs: Runs) -> None:
-    assert all(Place(each.result().folders[0].parent.parent).empty(LIMIT) for each in runs.values())
+    assert all(Place(runs(name).folders[0].parent.parent).empty(LIMIT) for name in JOBS)

@@ -10,9 +10,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from conftest import heavy
+from conftest import heavy, pytest_runtest_setup
+from stub.harness import Again, side_by_side
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "fenno"
@@ -181,3 +183,15 @@ def test_a_fast_test_cannot_start_what_is_slow(argv: list[str], tmp_path: Path) 
 def test_a_stand_in_may_be_started(tmp_path: Path) -> None:
     assert heavy([tmp_path / "vllm", "serve"], tmp_path) is None
     assert heavy(["git", "grep", "vllm"], tmp_path) is None
+
+
+def test_a_test_that_is_tried_again_has_its_scenarios_run_again(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Again, "now", Again.now)
+    with side_by_side({"one": str}, tmp_path_factory.mktemp, place=Path) as tell:
+        told = []
+        for tries in (1, 1, 2, 2, 3):
+            pytest_runtest_setup(SimpleNamespace(nodeid="a test", execution_count=tries))  # type: ignore[arg-type]
+            told.append(tell("one"))
+    assert told[0] == told[1] != told[2] == told[3] != told[4]
