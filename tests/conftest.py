@@ -17,7 +17,7 @@ import pytest
 from stub.harness import Again
 
 # Seconds by marker, where a minute is too short on a slow host.
-TIMEOUTS = {"engine": 600, "scenario": 240}
+TIMEOUTS = {"engine": 600, "scenario": 480}
 # The same examples in every run, and no verdict by the clock of a shared host. `HYPOTHESIS_PROFILE=search` looks for new ones, ten
 # times as many.
 SLOW = [hypothesis.HealthCheck.too_slow]

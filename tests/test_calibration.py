@@ -5,13 +5,13 @@ import dataclasses
 import http.client
 import json
 import math
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from stub.waiting import until
 
 from fenno.errors import UsageError
 from fenno.load import accuracy, calibration, stats
@@ -26,16 +26,16 @@ pytestmark = pytest.mark.scenario
 SMALL = Workload(classes=(LengthClass(name="x", share=1.0, prompt_tokens=10, output_tokens=10),))
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with calibration.serving(tmp_path_factory.mktemp("server"), Timing(ttft=0.1, itl=0.02)) as running_server:
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with calibration.serving(tmp_path, Timing(ttft=0.1, itl=0.02)) as running_server:
         yield running_server
 
 
 @contextlib.contextmanager
 def connected(server: Server) -> Iterator[http.client.HTTPConnection]:
     parts = urlsplit(server.url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=10)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=120)
     yield connection
     connection.close()
 
@@ -48,10 +48,7 @@ def ask(connection: http.client.HTTPConnection, identity: str, **body: object) -
 
 def noted(server: Server, identity: str) -> Served:
     """What the server logged of a request; it does so after its last write."""
-    limit = time.monotonic() + 5
-    while identity not in server.served():
-        assert time.monotonic() < limit
-        time.sleep(0.02)
+    until(lambda: identity in server.served())
     return server.served()[identity]
 
 
@@ -67,7 +64,7 @@ def test_tokens_are_written_on_an_absolute_schedule_and_logged(server: Server) -
         due = [served.received + 0.1 + i * 0.02 for i in range(5)]
         late = [at - at_due for at, at_due in zip(served.writes, due, strict=True)]
         assert min(late) >= 0
-        assert stats.percentile(sorted(late), 50) < 0.01
+        assert stats.percentile(sorted(late), 50) < 0.05
         assert (served.ended, served.prompt) == ("whole", 3)
 
 

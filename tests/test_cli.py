@@ -130,7 +130,7 @@ def play(case: Case) -> Callable[[Place], Came]:
         before = {path.name for path in place.folder.iterdir()}
         done = place.fenno(*command)
         after = {path.name for path in place.folder.iterdir()} - {"cache", "calls", "0.err"}
-        return Came(done, len(place.starts()), not place.empty(40), after - before)
+        return Came(done, len(place.starts()), not place.empty(), after - before)
 
     return run
 

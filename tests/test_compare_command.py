@@ -39,7 +39,7 @@ def sound_and_failing(place: Place) -> list[Path]:
 
 def in_turn(place: Place) -> Ran:
     how = (*TIMES, "--rounds", 3, "--junit", "compare.xml")
-    return Ran(place.fenno("compare", *sound_and_failing(place), *how, timeout=200), place)
+    return Ran(place.fenno("compare", *sound_and_failing(place), *how), place)
 
 
 @pytest.fixture(scope="module")
@@ -107,14 +107,14 @@ def beside(place: Place) -> Ran:
     """Two recipes on two GPUs; each engine notes which it was given."""
     place.python.write_text(place.python.read_text().replace('"$*"', '"$* for $STUB_ARM on $CUDA_VISIBLE_DEVICES"'))
     how = (*TIMES[:2], "--duration", "3s", *TIMES[4:], "--rounds", 3, "--devices", 0, "--devices", 1)
-    return Ran(place.fenno("compare", *sound_and_failing(place), *how, timeout=200), place)
+    return Ran(place.fenno("compare", *sound_and_failing(place), *how), place)
 
 
 def one_dies(place: Place) -> Ran:
     """Of two side by side, over days."""
     arms = [place.recipe(), place.recipe(name="deadly", env={"STUB_DIE": 20})]
     each = ("--each", "3s", "--blocks", 3, *TIMES[:2], *TIMES[4:])
-    return Ran(place.fenno("soak", *arms, *each, "--devices", 0, "--devices", 1, timeout=220), place)
+    return Ran(place.fenno("soak", *arms, *each, "--devices", 0, "--devices", 1), place)
 
 
 def beside_interrupted(place: Place) -> Ran:

@@ -447,7 +447,7 @@ def running(place: Place, argv: list[str], env: dict[str, str]) -> Iterator[subp
 def asks(port: int, key: str | None = None) -> int:
     """The status of a question that needs the key; 0 while nobody answers."""
     try:
-        http.call(f"http://127.0.0.1:{port}/v1/models", key=key, timeout=10)
+        http.call(f"http://127.0.0.1:{port}/v1/models", key=key, timeout=60)
     except http.Refused as error:
         return error.status or 0
     return 200
@@ -473,7 +473,7 @@ def test_a_units_command_serves_with_its_key_and_plugin_and_ends_at_one_signal(t
         assert f"comes from {tmp_path}/out/plugin/fenno" in (tmp_path / "engine.log").read_text()
         assert NASTY["hf-overrides"] in Path(f"/proc/{engine.pid}/cmdline").read_text().split("\0")
         engine.terminate()
-        assert engine.wait(30) == 0
+        assert engine.wait(120) == 0
 
 
 @pytest.mark.scenario
@@ -499,7 +499,7 @@ def test_a_compose_files_command_becomes_healthy(tmp_path: Path) -> None:
         )
         assert (asks(port), asks(port, "hidden")) == (401, 200)
         engine.terminate()
-        assert engine.wait(30) == 0
+        assert engine.wait(120) == 0
 
 
 @pytest.mark.scenario

@@ -109,7 +109,7 @@ def test_a_process_that_got_the_pid_of_another_is_never_told(sleeper: subprocess
     assert not process.tell(sleeper.pid, f"{born}0", signal.SIGKILL)
     assert sleeper.poll() is None
     assert process.tell(sleeper.pid, born, signal.SIGKILL)
-    assert sleeper.wait(10) == -signal.SIGKILL
+    assert sleeper.wait(50) == -signal.SIGKILL
     assert (process.birth(sleeper.pid), process.tell(sleeper.pid, born, signal.SIGKILL)) == (None, False)
 
 

@@ -61,16 +61,16 @@ def counted(place: Place) -> int:
 def killed_engine(place: Place) -> Story:
     """Fifty users in a closed loop when the engine is killed."""
     recipe = place.recipe(workload={"classes": CLASSES, "rate": None, "users": 50})
-    run = place.start("loadtest", recipe, "--duration", "60s", "--warmup", "1s")
+    run = place.start("loadtest", recipe, "--duration", "20min", "--warmup", "1s")
     run.until(lambda _: counted(place) > 100)
     place.kill("serve")
     return story(place, run.finish())
 
 
 def long_run(place: Place) -> Run:
-    """A load test of a minute when a hundred of its requests are counted and over. None fails while a host stands still."""
+    """A load test of twenty minutes when a hundred of its requests are counted and over. None fails while a host stands still."""
     recipe = place.recipe(workload={"classes": CLASSES, "rate": 40, "timeout": "300s"})
-    run = place.start("loadtest", recipe, "--duration", "60s", "--warmup", "1s")
+    run = place.start("loadtest", recipe, "--duration", "20min", "--warmup", "1s")
     return run.until(lambda _: counted(place) > 100)
 
 
@@ -176,7 +176,7 @@ def test_a_calibration_says_in_a_sentence_what_this_host_can_measure(stories: St
     (load,) = found.done.document["loads"]
     assert load["lacks"].startswith(f"only {load['requests']} requests could be compared")
     assert (load["users"], load["exact"], found.done.document["valid"], found.done.code) == (2, True, False, 4)
-    assert found.place.empty(within=40)
+    assert found.place.empty()
 
 
 def test_a_killed_engine_ends_the_run_early_with_a_partial_report_and_its_own_exit_code(stories: Stories) -> None:
@@ -188,11 +188,11 @@ def test_a_killed_engine_ends_the_run_early_with_a_partial_report_and_its_own_ex
     assert f"the server was gone before the end: {document['ended']['why']}" in found.done.err
     assert not document["valid"]
     assert document["completed"] > 0
-    assert document["seconds"] < 50, "it did not wait for the end"
+    assert document["seconds"] < 1000, "it did not wait for the end"
     assert document["probes"]["failed"] >= 1
     assert document["outage_seconds"] > 0
     assert document["recovery_seconds"] is None
-    assert found.place.empty(within=40)
+    assert found.place.empty()
 
 
 def test_fifty_users_without_a_server_make_no_hot_loop(stories: Stories) -> None:
@@ -210,10 +210,10 @@ def test_ctrl_c_ends_a_load_test_well_and_tells_what_there_was(stories: Stories)
     assert found.done.code == 130
     assert document["ended"]["how"] == "interrupted"
     assert "interrupted: somebody ended the load test before its time" in found.done.err
-    assert document["completed"] > 80 and document["seconds"] < 50
+    assert document["completed"] > 80 and document["seconds"] < 1000
     assert document["requests"] + document["cancelled"] == sum(r.phase == "counted" for r in records)
     assert document["availability"] == 1, "what was in flight is no failure of the server"
-    assert found.place.empty(within=40)
+    assert found.place.empty()
 
 
 @pytest.mark.parametrize(("name", "code"), [("killed_fenno", -9), ("killed_client", 5)])
@@ -222,7 +222,7 @@ def test_a_kill_of_fenno_or_of_its_client_leaves_what_was_recorded_and_a_report_
 ) -> None:
     found = stories(name)
     assert found.done.code == code
-    assert found.place.empty(within=40)
+    assert found.place.empty()
     again = found.place.fenno("report", found.folder.relative_to(found.place.folder))
     document, records = again.document, found.records()
     assert again.code == 130

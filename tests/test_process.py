@@ -6,17 +6,18 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from stub.waiting import until
 
 from fenno import process
 from fenno.errors import ProcessError
 
 pytestmark = pytest.mark.scenario
 
+LONG = 120.0  # seconds, the limit of a hang and no measure
 # A program that refuses INT and TERM and has a grandchild in a session of its own: the worst behaved thing we start.
 STUBBORN = textwrap.dedent(
     """
@@ -30,22 +31,11 @@ STUBBORN = textwrap.dedent(
 
 
 def pids_in(log: Path) -> list[int]:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        words = log.read_text().split() if log.exists() else []
-        if len(words) == 2:
-            return [int(word) for word in words]
-        time.sleep(0.02)
-    raise AssertionError(f"no pids in {log}")
+    def words() -> list[str]:
+        return log.read_text().split() if log.exists() and log.read_text().endswith("\n") else []
 
-
-def gone(pids: list[int], within: float) -> bool:
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        if not any(alive(pid) for pid in pids):
-            return True
-        time.sleep(0.02)
-    return False
+    until(lambda: len(words()) == 2)
+    return [int(word) for word in words()]
 
 
 def alive(pid: int) -> bool:
@@ -65,8 +55,7 @@ def test_run_gives_output_and_exit_code() -> None:
 def test_run_times_out_and_kills_what_it_started() -> None:
     with pytest.raises(ProcessError, match="longer than 0.3 s"):
         process.run(["sh", "-c", "sleep 98.7 & sleep 98.7"], timeout=0.3)
-    time.sleep(0.1)
-    assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "98.7"]]
+    until(lambda: not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "98.7"]])
 
 
 def test_run_names_a_missing_program() -> None:
@@ -77,27 +66,26 @@ def test_run_names_a_missing_program() -> None:
 @pytest.mark.parametrize("code", [0, 7])
 def test_a_child_keeps_its_own_exit_code(tmp_path: Path, code: int) -> None:
     with process.running([sys.executable, "-c", f"raise SystemExit({code})"], log=tmp_path / "log") as child:
-        assert child.wait(10) == code
+        assert child.wait(LONG) == code
 
 
 def test_a_killed_child_says_which_signal(tmp_path: Path) -> None:
     with process.running(["sh", "-c", "kill -9 $$"], log=tmp_path / "log") as child:
-        assert child.wait(10) == 128 + 9
+        assert child.wait(LONG) == 128 + 9
 
 
 def test_leaving_the_block_ends_stubborn_descendants(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with process.running([sys.executable, "-c", STUBBORN], log=log, grace=0.3):
         pids = pids_in(log)
-    assert gone(pids, 10)
+    until(lambda: not any(alive(pid) for pid in pids))
 
 
 def test_an_orderly_child_is_interrupted_not_killed(tmp_path: Path) -> None:
     script = "import time\ntry:\n    print('up', flush=True); time.sleep(60)\nexcept KeyboardInterrupt:\n    print('bye')"
     log = tmp_path / "log"
     with process.running([sys.executable, "-c", script], log=log):
-        while "up" not in (log.read_text() if log.exists() else ""):
-            time.sleep(0.01)
+        until(lambda: log.exists() and "up" in log.read_text())
     assert log.read_text().split() == ["up", "bye"]
 
 
@@ -115,16 +103,16 @@ def test_nothing_outlives_fenno(tmp_path: Path, how: signal.Signals) -> None:
     parent = subprocess.Popen([sys.executable, "-c", parent_script], stderr=subprocess.DEVNULL)
     pids = pids_in(log)
     parent.send_signal(how)
-    parent.wait(10)
-    assert gone(pids, 10)
+    parent.wait(LONG)
+    until(lambda: not any(alive(pid) for pid in pids))
 
 
 def test_orphans_of_a_command_that_ended_are_ended(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with process.running(["sh", "-c", "sleep 97.3 & echo $$ $!"], log=log) as child:
         pids = pids_in(log)
-        assert child.wait(10) == 0
-    assert gone(pids, 10)
+        assert child.wait(LONG) == 0
+    until(lambda: not any(alive(pid) for pid in pids))
 
 
 CHATTY = "for number in range(20_000): print(f'line {number}', flush=number % 100 == 0)"
@@ -133,7 +121,7 @@ CHATTY = "for number in range(20_000): print(f'line {number}', flush=number % 10
 def test_a_log_that_is_rotated_loses_no_line_and_cuts_none(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with process.running([sys.executable, "-c", CHATTY], log=log, rotate=(30_000, 9)) as child:
-        assert child.wait(20) == 0
+        assert child.wait(LONG) == 0
     files = [log.with_name(f"log.{number}") for number in range(9, 0, -1)] + [log]
     texts = [file.read_text() for file in files if file.exists()]
     lines = [line for text in texts for line in text.splitlines() if not line.startswith("fenno: this log goes on from log.1")]
@@ -147,7 +135,7 @@ def test_only_so_many_logs_are_kept_and_each_start_begins_a_new_one(tmp_path: Pa
     log = tmp_path / "log"
     for number in range(4):
         with process.running(["echo", f"start {number}"], log=log, rotate=(1000, 2)) as child:
-            assert child.wait(10) == 0
+            assert child.wait(LONG) == 0
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
         "log": "start 3\n",
         "log.1": "start 2\n",
@@ -159,19 +147,19 @@ def test_the_last_words_of_a_killed_command_are_in_its_log(tmp_path: Path) -> No
     log = tmp_path / "log"
     words = "import os, signal, sys; sys.stdout.write('no newline'); sys.stdout.flush(); os.kill(os.getpid(), signal.SIGKILL)"
     with process.running([sys.executable, "-c", words], log=log, rotate=(1000, 2)) as child:
-        assert child.wait(10) == 137
+        assert child.wait(LONG) == 137
     assert log.read_text() == "no newline"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans can be adopted on Linux only")
 def test_what_a_killed_guard_leaves_is_ended(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    bystander = subprocess.Popen(["sleep", "60"])
+    bystander = subprocess.Popen(["sleep", "600"])
     with process.running([sys.executable, "-c", STUBBORN], log=log, rotate=(1000, 2)) as child:
         pids = pids_in(log)
         os.kill(child.pid, signal.SIGKILL)
-        assert child.wait(10) == 137
-    assert gone(pids, 10)
+        assert child.wait(LONG) == 137
+    until(lambda: not any(alive(pid) for pid in pids))
     assert bystander.poll() is None
     bystander.kill()
     bystander.wait()

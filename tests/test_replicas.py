@@ -141,7 +141,7 @@ class Stream:
 
     def __init__(self, port: int, tokens: int) -> None:
         self.replica, self.whole = "", False
-        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
         body = json.dumps({"model": "model", "prompt": "x", "max_tokens": tokens, "stream": True})
         self.connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
         self.response = self.connection.getresponse()

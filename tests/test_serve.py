@@ -20,15 +20,18 @@ from stub.harness import Done, Place, Run, side_by_side
 from stub.waiting import until
 
 pytestmark = pytest.mark.scenario
+# Seconds, the limit of a hang and no measure: a host may stand still for a minute.
+LONG = 120.0
+# Whoever waited for as long as requests in flight may take would be a hang.
+LATE = {"grace": "10min"}
 
 
 @dataclass
 class Story:
-    """What came of a scenario. `seconds`: from the signal to the end of every process; `asked`: what a stranger was asked."""
+    """What came of a scenario. `asked`: what a stranger was asked."""
 
     place: Place
     done: Done
-    seconds: float = 0.0
     asked: list[str] = field(default_factory=list)
     answered: str = ""
     said: list[str] = field(default_factory=list)
@@ -49,7 +52,7 @@ def ask(url: str, tokens: int = 2, key: str | None = None) -> str:
     """One request. Raises `OSError` when there is no answer."""
     body = json.dumps({"prompt": "a", "max_tokens": tokens}).encode()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/completions", body, headers), timeout=30) as answer:
+    with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/completions", body, headers), timeout=LONG) as answer:
         said: str = answer.read().decode()
     return said
 
@@ -58,11 +61,10 @@ def served(place: Place, chosen: Path, number: signal.Signals) -> Story:
     """Serve until ready, answer one request, get a signal."""
     run = place.start("serve", chosen)
     said = ask(ready(run))
-    started = time.monotonic()
     run.signal(number)
     done = run.finish()
-    place.empty(40)
-    return Story(place, done, time.monotonic() - started, answered=said)
+    place.empty()
+    return Story(place, done, answered=said)
 
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB."
@@ -97,45 +99,48 @@ def cannot_heal(place: Place) -> Story:
 def hangs(place: Place) -> Story:
     run = place.start("serve", place.recipe(env={"STUB_FREEZE": 2}, serve={"hang": "2s"}))
     ask(ready(run))
-    started = time.monotonic()
     ready(run, 2)
-    seconds = time.monotonic() - started
     run.signal(signal.SIGINT)
-    return Story(place, run.finish(), seconds)
+    return Story(place, run.finish())
 
 
 def drains(place: Place) -> Story:
-    """200 requests are in flight when it is asked to end; each takes about a second more."""
-    run = place.start("serve", place.recipe(env={"STUB_BASE_MS": 20}, engine={"flags": {"max-num-seqs": 256}}))
+    """200 requests are in flight when it is asked to end; the engine makes no step before it has said so."""
+    gate = place.folder / "gate"
+    chosen = place.recipe(env={"STUB_GATE": gate}, engine={"flags": {"max-num-seqs": 256}}, serve={"grace": "5min"})
+    run = place.start("serve", chosen)
     url = ready(run)
+    gate.touch()
     with ThreadPoolExecutor(200) as pool:
-        answers = [pool.submit(ask, url, 100) for _ in range(200)]
+        answers = [pool.submit(ask, url, 20) for _ in range(200)]
         until(lambda: in_flight(url) == 200)
         run.signal(signal.SIGTERM)
-        complete = sum(not answer.exception() and answer.result().count("tok") == 100 for answer in answers)
+        run.until(lambda said: "ending: " in said)
+        gate.unlink()
+        complete = sum(not answer.exception() and answer.result().count("tok") == 20 for answer in answers)
     return Story(place, run.finish(), answered=str(complete))
 
 
 def impatient(place: Place) -> Story:
-    """Asked to end twice: the requests in flight, which would take a minute and more, are given up."""
-    run = place.start("serve", place.recipe(env={"STUB_BASE_MS": 1000}))
+    """Asked to end twice: the requests in flight, which are never answered, are given up long before the ten minutes they have."""
+    gate = place.folder / "gate"
+    run = place.start("serve", place.recipe(env={"STUB_GATE": gate}, serve=LATE))
     url = ready(run)
+    gate.touch()
     with ThreadPoolExecutor(4) as pool:
-        answers = [pool.submit(ask, url, 60) for _ in range(4)]
+        answers = [pool.submit(ask, url) for _ in range(4)]
         until(lambda: in_flight(url) == 4)
-        started = time.monotonic()
         run.signal(signal.SIGINT)
         run.until(lambda said: "ending: 4 requests in flight" in said)
         time.sleep(0.5)
         run.signal(signal.SIGINT)
         done = run.finish()
-        place.empty(40)
-        seconds = time.monotonic() - started
-    return Story(place, done, seconds, answered=str(sum(not answer.exception() for answer in answers)))
+        place.empty()
+    return Story(place, done, answered=str(sum(not answer.exception() for answer in answers)))
 
 
 def in_flight(url: str) -> int:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=LONG) as answer:
         lines = answer.read().decode().splitlines()
     return sum(
         int(float(line.split()[-1])) for line in lines if line.startswith(("vllm:num_requests_running", "vllm:num_requests_w"))
@@ -150,10 +155,9 @@ def killed_inside(place: Place) -> Story:
     for times, name in ((2, "engine.py"), (3, "guard.py")):
         (victim,) = [each for each in family(run.popen.pid) if name in command_line(each)[1 if name == "engine.py" else 3 :][:1]]
         before = [each for each in family(run.popen.pid) if each.is_running()]
-        started = time.monotonic()
         victim.kill()
         url = ready(run, times)
-        said.append(f"{name}: {time.monotonic() - started < 40}, {[each for each in before if alive(each)]}")
+        said.append(f"{name}: {[each for each in before if alive(each)]}")
     ask(url)
     run.signal(signal.SIGINT)
     return Story(place, run.finish(), said=said)
@@ -197,7 +201,7 @@ def in_the_background(place: Place) -> Story:
     back = place.fenno("rollback")
     said += [back.out, ask(url, key="very-secret")]
     os.kill(back.document["pid"], signal.SIGKILL)
-    place.empty(40)
+    place.empty()
     gone = place.fenno("status")
     said += [f"after kill -9: {place.left()}, status {gone.code}, {gone.document['servers'][0]['phase']}"]
     said += [f"stop: {place.fenno('stop', 'prod').code}, status {place.fenno('status').code}"]
@@ -242,7 +246,7 @@ class Stranger(http.server.ThreadingHTTPServer):
         self.server_close()
 
     def alive(self) -> bool:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.server_port}/mine", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.server_port}/mine", timeout=LONG) as answer:
             return bool(answer.status == 200)
 
 
@@ -268,8 +272,8 @@ def port_taken_meanwhile(place: Place) -> Story:
 
 
 SCENARIOS: dict[str, Callable[[Place], Story]] = {
-    "killed": lambda place: served(place, place.recipe(env={"STUB_STUBBORN": 1}), signal.SIGKILL),
-    "interrupted": lambda place: served(place, place.recipe(), signal.SIGINT),
+    "killed": lambda place: served(place, place.recipe(env={"STUB_STUBBORN": 1}, serve=LATE), signal.SIGKILL),
+    "interrupted": lambda place: served(place, place.recipe(serve=LATE), signal.SIGINT),
     "closed": lambda place: served(place, place.recipe(), signal.SIGHUP),
     "terminated": lambda place: served(place, place.recipe(engine={"scheduler": "token_aware"}), signal.SIGTERM),
     "background": in_the_background,
@@ -305,7 +309,7 @@ def test_an_interrupted_server_has_said_where_it_was_and_ends_with_130(told: Cal
     assert story.done.code == 130, story.done.err
     assert "/v1 serves stub-model; Ctrl-C ends it" in story.done.err and "interrupted" in story.done.err
     assert '" tok tok"' in story.answered
-    assert (story.place.left(), story.seconds < 20, "Traceback" in story.done.err) == ([], True, False)
+    assert (story.place.left(), "Traceback" in story.done.err) == ([], False)
     assert "Shutting down" in story.log, "asked to end, not killed"
 
 
@@ -324,9 +328,9 @@ def test_a_recipe_that_asks_for_the_token_aware_order_is_served_with_it(told: Ca
     assert "/plugin/fenno" in story.log.partition("comes from")[2].splitlines()[0]
 
 
-def test_an_engine_that_refuses_to_end_is_gone_soon_after_fenno_was_killed(told: Callable[[str], Story]) -> None:
+def test_an_engine_that_refuses_to_end_is_gone_after_fenno_was_killed(told: Callable[[str], Story]) -> None:
     story = told("killed")
-    assert (story.done.code, story.place.left(), story.seconds < 30) == (-9, [], True)
+    assert (story.done.code, story.place.left()) == (-9, [])
 
 
 def test_an_engine_that_dies_is_started_again_on_its_port_until_that_is_a_crash_loop(told: Callable[[str], Story]) -> None:
@@ -362,17 +366,17 @@ def test_an_engine_that_answers_nothing_is_ended_and_started_again(told: Callabl
 def test_no_request_in_flight_is_lost_when_it_is_asked_to_end(told: Callable[[str], Story]) -> None:
     story = told("drain")
     assert (story.answered, story.done.code, story.place.left()) == ("200", 130, []), story.done.err
-    assert "ending: 200 requests in flight have 1 min to be answered" in story.done.err
+    assert "ending: 200 requests in flight have 5 min to be answered" in story.done.err
 
 
 def test_who_asks_twice_does_not_wait(told: Callable[[str], Story]) -> None:
     story = told("impatient")
-    assert (story.done.code, story.answered, story.place.left(), story.seconds < 30) == (130, "0", [], True), story.done.err
+    assert (story.done.code, story.answered, story.place.left()) == (130, "0", []), story.done.err
 
 
-def test_what_is_killed_inside_is_soon_started_again_and_nothing_is_left(told: Callable[[str], Story]) -> None:
+def test_what_is_killed_inside_is_started_again_and_nothing_is_left(told: Callable[[str], Story]) -> None:
     story = told("inside")
-    assert story.said == ["engine.py: True, []", "guard.py: True, []"], story.done.err
+    assert story.said == ["engine.py: []", "guard.py: []"], story.done.err
     assert (story.done.code, story.place.left()) == (130, [])
 
 

@@ -148,7 +148,7 @@ def test_head_and_worker_wait_for_each_other_and_start_again_when_the_other_dies
     head = place.start("serve", chosen, "--name", "h", "--role", "head", "--master-addr", master)
     url = ready(head, 1).rpartition("ready after")[2].split()[2]
     assert "it has joined the head" in ready(worker, 1)
-    with urllib.request.urlopen(f"{url}/models", timeout=30) as answer:
+    with urllib.request.urlopen(f"{url}/models", timeout=120) as answer:
         assert b"stub-model" in answer.read()
     status = place.fenno("status")
     assert status.code == 0, status.err

@@ -49,23 +49,23 @@ def interrupted(place: Place) -> Killed:
 
     def killed(number: str) -> tuple[dict[str, int], dict[str, int]]:
         soaking = place.start("soak", *arms, *WAYS)
-        soaking.until(lambda _: any(path.stat().st_size for path in folder.glob(f"*/{number}-?/records-*")), 200)
+        soaking.until(lambda _: any(path.stat().st_size for path in folder.glob(f"*/{number}-?/records-*")))
         soaking.signal(signal.SIGKILL)
         soaking.finish()
-        until(lambda: place.empty(0.1), 60)
+        until(lambda: place.empty(0.1))
         written = {path.parent.name: path.stat().st_mtime_ns for path in folder.glob("*/???-?/block.json")}
         return written, {path.name: len(list(raw.records(path))) for path in folder.glob("*/???-?") if path.name not in written}
 
     written, lost = killed("002")
     if not lost:
         written, lost = killed("003")
-    return Killed(place.fenno("soak", *arms, *WAYS, timeout=200), place, written, lost)
+    return Killed(place.fenno("soak", *arms, *WAYS), place, written, lost)
 
 
 def deadly(place: Place) -> Ran:
     """The second recipe's server dies after 20 requests, whenever it is started."""
     recipe = place.recipe(name="deadly", env={"STUB_DIE": 20})
-    return Ran(place.fenno("soak", place.recipe(), recipe, *WAYS, timeout=220), place)
+    return Ran(place.fenno("soak", place.recipe(), recipe, *WAYS), place)
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +114,8 @@ def test_a_server_that_dies_is_started_again_for_its_next_block_and_told_of(came
 
 @pytest.mark.scenario
 def test_nothing_is_left_of_it(came: Callable[[str], Any]) -> None:
-    assert came("interrupted").place.empty(60)
-    assert came("deadly").place.empty(60)
+    assert came("interrupted").place.empty()
+    assert came("deadly").place.empty()
 
 
 def test_a_start_that_may_succeed_later_is_tried_three_times(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,7 +91,7 @@ def watched(place: Place) -> Story:
     run.signal(signal.SIGINT)
     story.runs["soon"] = run.finish()
     story.runs["fresh"] = place.fenno("tune", "--watch", "--fresh", story.study)
-    place.empty(40)
+    place.empty()
     story.left = place.left()
     return story
 

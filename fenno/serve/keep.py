@@ -155,7 +155,7 @@ def _draining(recipe: Recipe, place: Place, running: Server, told: Told) -> Iter
 
 
 def _in_flight(running: Server, grace: float) -> str:
-    now = metrics.scrape(running.url, 1.0)
+    now = metrics.scrape(running.url, 5.0)
     count = round((now.running or 0) + (now.waiting or 0))
     allowed = units.show_duration(grace)
     return f"ending: {count} requests in flight have {allowed} to be answered; a second Ctrl-C ends it at once"

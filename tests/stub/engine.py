@@ -7,7 +7,7 @@ By environment: STUB_BASE_MS, STUB_REQUEST_MS, STUB_TOKEN_MS (what a step costs)
 STUB_DIE=start or after so many requests, with STUB_WORDS (what it logs then) and STUB_EXIT; STUB_HANG=1; STUB_ACK=never;
 STUB_DRAIN=never; STUB_STUBBORN=1 (refuses INT and TERM, and has a child in a session of its own); STUB_STATUS=500; STUB_FAIL=2 (of
 the streamed requests every second gets a 500); STUB_FREEZE=3 (healthy, and no request after so many is answered);
-STUB_OTHER_OUTPUTS=0.5 (log-probabilities are so much less under plain flags).
+STUB_OTHER_OUTPUTS=0.5 (log-probabilities are so much less under plain flags). While the file STUB_GATE is there, no step is made.
 With --nnodes it meets the other hosts at --master-port as vLLM does: rank 0 waits for them before it answers, the others stay for
 ever, whatever becomes of rank 0. Asked to end, it finishes what is in flight within --shutdown-timeout, as vLLM does.
 VLLM_API_KEY is asked for where it is set.

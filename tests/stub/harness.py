@@ -77,7 +77,7 @@ class Place:
             )
         return Run(popen, error)
 
-    def fenno(self, *arguments: object, timeout: float = 120, **env: str) -> Done:
+    def fenno(self, *arguments: object, timeout: float = 300, **env: str) -> Done:
         """`fenno ARGUMENTS` to its end."""
         return self.start(*arguments, **env).finish(timeout)
 
@@ -139,7 +139,7 @@ class Run:
     def __init__(self, popen: subprocess.Popen[bytes], error: Path) -> None:
         self.popen, self.error = popen, error
 
-    def until(self, there: Callable[[str], bool], timeout: float = 120) -> Run:
+    def until(self, there: Callable[[str], bool], timeout: float = 300) -> Run:
         """Wait until `there`, which is asked with what standard error said so far."""
         limit = time.monotonic() + timeout
         while not there(said := self.error.read_text()):
@@ -150,7 +150,7 @@ class Run:
     def signal(self, number: signal.Signals) -> None:
         self.popen.send_signal(number)
 
-    def finish(self, timeout: float = 120) -> Done:
+    def finish(self, timeout: float = 300) -> Done:
         try:
             out, _ = self.popen.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from fenno.control import Acknowledgement, Wanted
 from fenno.vllm_plugin import limits
@@ -67,7 +68,7 @@ class Simulator:
     """The requests of one engine, moved a step at a time. `mailbox` is None without fenno's scheduler."""
 
     def __init__(self, costs: Costs, start: Limits, mailbox: Mailbox | None, short_first: bool) -> None:
-        self.costs, self.mailbox = costs, mailbox
+        self.costs, self.mailbox, self.gate = costs, mailbox, Path(os.environ.get("STUB_GATE", os.devnull))
         self.start = Start(start, start.seqs, 1, 1, frozenset({"prefill_schedule_interval"}))
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -92,6 +93,8 @@ class Simulator:
                 self._awake.clear()
                 await self._awake.wait()
             self.look()
+            while self.gate.is_file():
+                await asyncio.sleep(0.02)
             step = self._schedule()
             tokens = sum(step.values())
             prompts = sum(count for request, count in step.items() if request.computed < request.prompt)

@@ -51,9 +51,9 @@ def unquoted(text: str) -> list[str]:
 def verified(file: Path) -> list[str]:
     """The command of the unit in `file` as systemd has read it. Fails on every word of complaint."""
     check = ["systemd-analyze", "verify", "--man=no", str(file)]
-    plain = subprocess.run(check, capture_output=True, text=True, timeout=30)
+    plain = subprocess.run(check, capture_output=True, text=True, timeout=120)
     assert (plain.returncode, plain.stderr) == (0, "")
-    told = subprocess.run(["env", "SYSTEMD_LOG_LEVEL=debug", *check], capture_output=True, text=True, timeout=30).stdout
+    told = subprocess.run(["env", "SYSTEMD_LOG_LEVEL=debug", *check], capture_output=True, text=True, timeout=120).stdout
     found = re.search(r"-> ExecStart:\n\s+Command Line: (.*)\n", told)
     assert found, told
     return [word.replace("$$", "$") for word in unquoted(found[1])]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def until(there: Callable[[], object], seconds: float = 40.0, told: Callable[[], object] = str) -> float:
+def until(there: Callable[[], object], seconds: float = 120.0, told: Callable[[], object] = str) -> float:
     """Seconds until `there` was true. After `seconds` the test fails, with what is `told` then: the limit ends a hang, it
     measures nothing."""
     began = time.monotonic()
