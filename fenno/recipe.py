@@ -208,32 +208,30 @@ class Workload(Model):
         return prompt, sum(each.share * _mean(each.output_tokens) for each in self.classes) / whole
 
 
-TARGETS = "they are p50, p90, p95 or p99 of ttft, tpot, e2el or gap (p95_ttft), and qps, goodput, memory, availability"
+TARGETS = "they are percentiles of ttft, tpot, e2el or gap (p95_ttft, p99.9_gap), and qps, goodput, memory, availability"
+METRICS = ("ttft", "tpot", "e2el", "gap")
+# Any percentile from 1 to below 100, to a hundredth.
+LATENCY = rf"^p[1-9]\d?(\.\d{{1,2}})?_({'|'.join(METRICS)})$"
+# What most people ask for, for who has misspelt one.
+USUAL = tuple(f"p{percentile}_{metric}" for metric in METRICS for percentile in (50, 90, 95, 99))
+
+
+def _only_latencies(schema: dict[str, Any]) -> None:
+    schema["patternProperties"], schema["additionalProperties"] = {LATENCY: schema["additionalProperties"]}, False
 
 
 class Latencies(Model):
-    """Limits of percentiles in seconds: to the first token, a token after it, to the last token, the longest gap."""
+    """Limits of percentiles in seconds: to the first token (`p95_ttft`), a token after it (`p50_tpot`), to the last token
+    (`p99_e2el`), the longest gap (`p99.9_gap`)."""
 
-    p50_ttft: LatencyLimit | None = None
-    p90_ttft: LatencyLimit | None = None
-    p95_ttft: LatencyLimit | None = None
-    p99_ttft: LatencyLimit | None = None
-    p50_tpot: LatencyLimit | None = None
-    p90_tpot: LatencyLimit | None = None
-    p95_tpot: LatencyLimit | None = None
-    p99_tpot: LatencyLimit | None = None
-    p50_e2el: LatencyLimit | None = None
-    p90_e2el: LatencyLimit | None = None
-    p95_e2el: LatencyLimit | None = None
-    p99_e2el: LatencyLimit | None = None
-    p50_gap: LatencyLimit | None = None
-    p90_gap: LatencyLimit | None = None
-    p95_gap: LatencyLimit | None = None
-    p99_gap: LatencyLimit | None = None
+    model_config = ConfigDict(extra="allow", json_schema_extra=_only_latencies)
+    __pydantic_extra__: dict[Annotated[str, Field(pattern=LATENCY)], LatencyLimit]
 
     def limits(self) -> dict[str, float]:
-        """Those that are set, by name ("p95_ttft"), in seconds."""
-        return {name: getattr(self, name) for name in Latencies.model_fields if getattr(self, name) is not None}
+        """Those that are set, by name ("p95_ttft"), in seconds: metric by metric, the lowest percentile first."""
+        names = {Latency.of(name): name for name in self.__pydantic_extra__}
+        ordered = sorted(names, key=lambda one: (METRICS.index(one.metric), one.percentile))
+        return {names[one]: self.__pydantic_extra__[names[one]] for one in ordered}
 
 
 class Targets(Latencies):
@@ -262,14 +260,14 @@ class Latency(NamedTuple):
     """A latency target's name taken apart: "short:p95_ttft" is class "short", percentile 95, metric "ttft"."""
 
     cls: str | None
-    percentile: int
+    percentile: float
     metric: str
 
     @classmethod
     def of(cls, name: str) -> Latency:
         owner, _, rest = name.rpartition(":")
         percentile, _, metric = rest.partition("_")
-        return cls(owner or None, int(percentile[1:]), metric)
+        return cls(owner or None, float(percentile[1:]), metric)
 
 
 class Stack(Model):
@@ -359,9 +357,9 @@ class Recipe(Model):
             return Recipe.model_validate({**self.model_dump(), "targets": merged})
         except ValidationError as error:
             first = error.errors()[0]
-            if first["type"] == "extra_forbidden":
+            if _unknown(first):
                 name = str(first["loc"][-1])
-                raise UsageError(f"there is no target `{name}`{meant.key(name, Targets.model_fields)}", TARGETS) from error
+                raise UsageError(f"there is no target `{name}`{meant.key(name, _keys_at(['targets']))}", TARGETS) from error
             raise UsageError("the target " + _explain(first).replace("`targets.", "`")) from error
 
 
@@ -423,16 +421,21 @@ def parse(text: str, source: str) -> Recipe:
         return Recipe.model_validate(data, context=FILE)
     except ValidationError as error:
         # A misspelt key also makes the right one missing: name the misspelling.
-        first = min(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
+        first = min(error.errors(), key=lambda e: not _unknown(e))
         line = _line(node, first["loc"])
         raise RecipeError(f"{source}:{line}: {_explain(first)}", "`fenno recipe schema` lists every key") from error
+
+
+def _unknown(error: Any) -> bool:
+    """Whether one of pydantic's errors says that a key is none."""
+    return bool(error["type"] == "extra_forbidden" or error.get("ctx", {}).get("pattern") == LATENCY)
 
 
 def _explain(error: Any) -> str:
     """One of pydantic's errors in a sentence."""
     names = [str(part) for part in error["loc"] if isinstance(part, int) or "[" not in part]
     key = ".".join(names)
-    if error["type"] == "extra_forbidden":
+    if _unknown(error):
         return f"unknown key `{key}`" + meant.key(names[-1], _keys_at(names[:-1]))
     if error["type"] == "missing":
         return f"`{key}` is missing"
@@ -445,13 +448,14 @@ def _explain(error: Any) -> str:
 def _keys_at(names: list[str]) -> list[str]:
     """The keys that are allowed below `names`."""
     if names[:2] == ["targets", "classes"]:
-        return [*Latencies.model_fields]
+        return [*USUAL]
     model: Any = Recipe
     for name in names:
         field = getattr(model, "model_fields", {}).get(name)
         if field is not None:
             model = {"classes": LengthClass, "prompt_tokens": Lengths, "output_tokens": Lengths}.get(name, field.annotation)
-    return list(getattr(model, "model_fields", {}))
+    usual = USUAL if model is Targets else ()
+    return [*usual, *getattr(model, "model_fields", {})]
 
 
 def _line(node: Any, loc: tuple[int | str, ...]) -> int:

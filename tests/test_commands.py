@@ -91,17 +91,30 @@ def test_a_target_that_there_is_not_is_answered_with_those_there_are(name: str, 
     with pytest.raises(UsageError) as caught:
         recipe.parse(SMALLEST, "here").with_targets(**{name: "800ms"})
     assert str(caught.value) == says
-    assert {*re.findall(r"\w+", recipe.TARGETS)} >= {part for key in recipe.Latencies.model_fields for part in key.split("_")}
-    assert {*re.findall(r"\w+", recipe.TARGETS)} >= {*recipe.Targets.model_fields} - {*recipe.Latencies.model_fields, "classes"}
+    assert {*re.findall(r"\w+", recipe.TARGETS)} >= {*recipe.METRICS, *recipe.Targets.model_fields} - {"classes"}
 
 
-@pytest.mark.parametrize("key", recipe.Latencies.model_fields)
+@pytest.mark.parametrize("key", [*recipe.USUAL, "p99.9_gap", "p1_ttft", "p99.99_e2el"])
 @pytest.mark.parametrize("where", ["targets: {%s: %s}", "targets: {classes: {short: {%s: %s}}}"])
 def test_a_latency_in_a_file_is_no_number_without_a_unit(key: str, where: str) -> None:
     for number in (800, 800.0, 0.8):
         with pytest.raises(RecipeError, match=f"{number:g} has no unit: write {number:g}ms or {number:g}s"):
             recipe.parse(SMALLEST + where % (key, number), "here")
     assert [*recipe.parse(SMALLEST + where % (key, "800ms"), "here").targets.latencies().values()] == [0.8]
+
+
+@pytest.mark.parametrize("key", ["p0_ttft", "p0.5_ttft", "p100_ttft", "p99.999_ttft", "p95.ttft", "p_ttft", "95_ttft", "p95_"])
+@pytest.mark.parametrize("where", ["targets: {%s: 1s}", "targets: {classes: {short: {%s: 1s}}}"])
+def test_what_is_no_percentile_is_an_unknown_key(key: str, where: str) -> None:
+    with pytest.raises(RecipeError, match=f"unknown key `targets.*{re.escape(key)}`"):
+        recipe.parse(SMALLEST + where % key, "here")
+
+
+def test_latency_targets_stand_metric_by_metric_with_the_lowest_percentile_first() -> None:
+    text = "targets: {p99.9_gap: 1s, p99_ttft: 1s, p9_ttft: 1s, p75_tpot: 1s, classes: {short: {p80_e2el: 1s}}}"
+    found = recipe.parse(SMALLEST + text, "here")
+    assert [*found.targets.latencies()] == ["p9_ttft", "p99_ttft", "p75_tpot", "p99.9_gap", "short:p80_e2el"]
+    assert recipe.parse(found.to_yaml(), "there").targets.latencies() == found.targets.latencies()
 
 
 @pytest.mark.parametrize(

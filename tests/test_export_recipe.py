@@ -332,18 +332,20 @@ def expressions(made: Service) -> list[str]:
 
 
 def test_every_target_that_the_engine_can_answer_for_has_an_alert() -> None:
-    made = service.of(a_recipe(targets={"classes": {"short": {"p95_ttft": "300ms"}}}))
+    made = service.of(a_recipe(targets={"p99.9_ttft": "2s", "classes": {"short": {"p95_ttft": "300ms"}}}))
     rules = {rule["alert"]: rule["expr"] for rule in alerts.group(made)["rules"]}
     assert set(rules) == {
         "VllmDown",
         "VllmHangs",
         "VllmPreempts",
         "VllmSlowP95Ttft",
+        "VllmSlowP99_9Ttft",
         "VllmSlowP99E2el",
         "VllmAboveRate",
         "VllmErrors",
     }
     assert rules["VllmSlowP95Ttft"].startswith("histogram_quantile(0.95,") and rules["VllmSlowP95Ttft"].endswith(" > 0.8")
+    assert rules["VllmSlowP99_9Ttft"].startswith("histogram_quantile(0.999,")
     assert rules["VllmAboveRate"].endswith(" > 40") and rules["VllmErrors"].endswith(" > 0.005")
     left = re.findall(r"^# No rule: (\S+):", alerts.text(made), re.MULTILINE)
     assert left == ["p99_gap", "short:p95_ttft", "memory"]

@@ -380,3 +380,9 @@ def test_a_trial_during_which_the_host_stood_still_has_missed_nothing() -> None:
     assert not spoilt.valid and "stood still for 2.5 s" in spoilt.judgement.notes[0]
     met = replace(missed, judgement=Judgement("met", ()))
     assert trial.unspoilt(met, [], 2.5) is met
+
+
+@pytest.mark.parametrize("percentile", [1, 10, 50, 75, 90, 95, 99, 99.9])
+def test_so_many_requests_are_counted_that_their_percentile_has_an_interval(percentile: float) -> None:
+    values = [float(number) for number in range(trial.counted(percentile))]
+    assert stats.interval(values, percentile, trial.LEVEL) is not None

@@ -262,7 +262,7 @@ def calibration_of(chosen: Recipe, plan: Plan, folder: Path, tokens_per_second: 
 
     check_prompts(plan.workload.prompts)
     # As for a load test: 1 ms, or 1 % of the latency that is judged.
-    bound = figures.client_bound(chosen.targets.p95_ttft)
+    bound = figures.client_bound(chosen.targets.limits().get("p95_ttft"))
     clock = accuracy.timing(plan, tokens_per_second)
     document = accuracy.document(accuracy.calibrate(plan, folder, bound, clock, console.say), bound, folder)
     console.say(document["sentence"], style="bold")

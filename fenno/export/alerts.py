@@ -36,7 +36,7 @@ def group(service: Service, job: str | None = None) -> dict[str, Any]:
     return {"name": service.name, "rules": rules}
 
 
-def quantile(percentile: int, metric: str, job: str, window: str = "5m") -> str:
+def quantile(percentile: float, metric: str, job: str, window: str = "5m") -> str:
     """A percentile of one latency, in seconds, as exact as the engine's buckets."""
     return f'histogram_quantile({percentile / 100:g}, sum by (le) (rate({HISTOGRAMS[metric]}_bucket{{job="{job}"}}[{window}])))'
 
@@ -84,7 +84,7 @@ def _targets(targets: Targets, job: str) -> Iterator[dict[str, Any]]:
     for name, limit in targets.limits().items() if targets.goodput is None else ():
         latency = Latency.of(name)
         if latency.metric in HISTOGRAMS:
-            alert = f"VllmSlowP{latency.percentile}{latency.metric.capitalize()}"
+            alert = f"VllmSlowP{latency.percentile:g}{latency.metric.capitalize()}".replace(".", "_")
             expression = f"{quantile(latency.percentile, latency.metric, job)} > {limit:g}"
             summary = f"{job}: {name} is above {units.show_duration(limit)}"
             what = "The target is missed, measured in the engine and as exactly as its buckets."

@@ -71,8 +71,8 @@ def _latencies(service: Service) -> Iterator[dict[str, Any]]:
     for metric, title in TITLES.items():
         aimed = {Latency.of(name).percentile: limit for name, limit in limits.items() if Latency.of(name).metric == metric}
         shown = sorted({50, 95, 99, *aimed})
-        queries = {f"P{percentile}": alerts.quantile(percentile, metric, JOB, WINDOW) for percentile in shown}
-        wanted = ", ".join(f"P{percentile} ≤ {limit:g} s" for percentile, limit in sorted(aimed.items()))
+        queries = {f"P{percentile:g}": alerts.quantile(percentile, metric, JOB, WINDOW) for percentile in shown}
+        wanted = ", ".join(f"P{percentile:g} ≤ {limit:g} s" for percentile, limit in sorted(aimed.items()))
         yield _panel(f"{title} ({wanted})" if wanted else title, "s", queries, min(aimed.values(), default=None))
 
 

@@ -179,7 +179,7 @@ def document(result: Result, targets: Targets) -> dict[str, Any]:
         in_flight_mean=state.in_flight_mean,
         users=result.plan.users,
         think_time=result.plan.workload.think_time,
-        target=targets.p95_ttft,
+        target=targets.limits().get("p95_ttft"),
         levelled=level,
         phase=f"{state.phase}: {state.reason}" if state.phase == "lost" else state.phase,
     )
@@ -210,7 +210,7 @@ def clocks(state: ClientState, plan: Plan, seconds: float, targets: Targets) -> 
     """Why the hosts' clocks do not do for this load, and what to do: an open loop claims to send on time, and a closed one when its
     window was. Latencies are each of one host's clock, and need no other."""
     worst = max((worker.uncertainty_ms for worker in state.workers), default=0.0)
-    bound = figures.client_bound(targets.p95_ttft)
+    bound = figures.client_bound(targets.limits().get("p95_ttft"))
     most = bound if plan.users is None else max(bound, 10.0 * seconds)
     why = f"the hosts' clocks are known to each other within {worst:.3g} ms only, {most:.3g} ms allowed"
     return [(why, "use workers nearer to the master, or a network that is quieter")] if worst > most else []

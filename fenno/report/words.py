@@ -36,7 +36,7 @@ def label(target: str) -> str:
     if target in _NAMES:
         return _NAMES[target]
     wanted = Latency.of(target)
-    return f"P{wanted.percentile} {LATENCIES.get(wanted.metric, wanted.metric)}" + (f" ({wanted.cls})" if wanted.cls else "")
+    return f"P{wanted.percentile:g} {LATENCIES.get(wanted.metric, wanted.metric)}" + (f" ({wanted.cls})" if wanted.cls else "")
 
 
 def origin(trial: Trial) -> str:

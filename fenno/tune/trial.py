@@ -30,10 +30,10 @@ from fenno.tune.judge import Figure, Judgement, judge
 from fenno.tune.propose import Load, Steps
 
 # A trial is looked at after one, two and three windows. Each look gets a third of the 5 % that may be wrong, so that the three
-# together stay below it; at that level a P95 needs 94 requests, and some more leave room for a few that were late.
+# together stay below it; at that level a P95 needs 94 requests, and a fifth more leave room for a few that were late.
 LOOKS = 3
 LEVEL = 1 - 0.05 / LOOKS
-COUNTED = {50: 24, 90: 56, 95: 112, 99: 560}
+LEAST_COUNTED = 24
 GOODPUT = 200  # requests that tell a share of 95 % to within four hundredths at the first look, two at the last
 LOOK = 0.25  # seconds between two looks at the engine
 STANDSTILL = 0.5  # seconds: a busy host holds the client's loop up for a few hundredths
@@ -99,10 +99,16 @@ def window_seconds(recipe: Recipe, rate: float) -> float:
     total = sum(cls.share for cls in recipe.workload.classes) or 1.0
     shares = {cls.name: cls.share / total for cls in recipe.workload.classes}
     wanted = [Latency.of(name) for name in recipe.targets.latencies()] or [Latency(None, 95, "ttft")]
-    needed = max(COUNTED[w.percentile] / shares.get(w.cls or "", 1.0) for w in wanted)
+    needed = max(counted(w.percentile) / shares.get(w.cls or "", 1.0) for w in wanted)
     if recipe.targets.goodput is not None:
         needed = GOODPUT
     return max(recipe.search.window, needed / rate)
+
+
+def counted(percentile: float) -> int:
+    """How many requests a window must have for an interval of their percentile: 112 for the 95th, 572 for the 99th."""
+    beyond = 1 - max(percentile, 100 - percentile) / 100
+    return max(LEAST_COUNTED, round(1.2 * math.log((1 - LEVEL) / 2) / math.log1p(-beyond)))
 
 
 def seconds_needed(recipe: Recipe) -> float:
