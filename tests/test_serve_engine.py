@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -58,7 +59,12 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
 
 
 def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+    found = []
+    for each in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may end between two questions
+            if each.is_running() and each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each)
+    return found
 
 
 def begun(url: str, model: str) -> HTTPResponse:

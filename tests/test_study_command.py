@@ -16,7 +16,7 @@ from stub.harness import Done, Place, side_by_side
 pytestmark = pytest.mark.scenario
 
 # Generous, so that a client on a busy host is in time for its own figures.
-TARGETS = {"p95_ttft": "2500ms", "qps": 90}
+TARGETS = {"p95_ttft": "8s", "qps": 40}
 
 
 @dataclass
@@ -70,7 +70,7 @@ def reproduced(place: Place) -> Story:
     story.runs["no token"] = place.fenno("study", "reproduce", story.name)
     story.runs["held"] = place.fenno("study", "reproduce", story.name, FENNO_TEST_TOKEN="not-to-be-seen")
     slower(story)
-    story.runs["lost"] = place.fenno("study", "reproduce", story.study, timeout=120)
+    story.runs["lost"] = place.fenno("study", "reproduce", story.study)
     story.runs["list"] = place.fenno("study", "list")
     story.left = place.left()
     return story
@@ -82,7 +82,7 @@ def watched(place: Place) -> Story:
     run.signal(signal.SIGINT)
     story.runs["held"] = run.finish()
     slower(story)
-    run = place.start("tune", story.study / "tuned.yaml", "--watch").until(lambda said: "it no longer holds" in said, 120)
+    run = place.start("tune", story.study / "tuned.yaml", "--watch").until(lambda said: "it no longer holds" in said)
     run.signal(signal.SIGTERM)
     story.runs["lost"] = run.finish()
     run = place.start("tune", story.study / "tuned.yaml", "--watch").until(
@@ -117,7 +117,7 @@ def test_a_study_is_listed_shown_and_exported(told: Callable[[str], Story]) -> N
     newest = story.runs["newest"]
     assert (newest.document, newest.err) == (shown.document, "")
     (trial,) = csv.DictReader(io.StringIO(story.runs["csv"].out))
-    assert (trial["state"], trial["knob.max_num_active_seqs"], trial["target.p95_ttft.limit"]) == ("met", "64", "2.5")
+    assert (trial["state"], trial["knob.max_num_active_seqs"], trial["target.p95_ttft.limit"]) == ("met", "64", "8.0")
     exported = story.runs["json"].document
     assert exported["trials"] == shown.document["trials"]
     assert list(exported["trials"][0]) == list(trial)
