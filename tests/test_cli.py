@@ -66,7 +66,7 @@ USAGE = {
     ),
     "tuned-folder": Case(lambda p: ["tune", p.folder], 2, ("is a folder, not a recipe",)),
     "served-address": Case(lambda p: ["serve", "localhost:8000"], 2, ("no recipe 'localhost:8000'", "http://localhost:8000")),
-    "target": Case(tune("--target", "p95=800ms"), 2, ("there is no target `p95`; did you mean `p95_ttft`?", "and qps, memory")),
+    "target": Case(tune("--target", "p95=800ms"), 2, ("there is no target `p95`; did you mean `p95_ttft`?", "qps, goodput")),
     "tuned-url": Case(url("tune"), 2, ("cannot change it", "fenno loadtest")),
     "served-url": Case(url("serve"), 2, ("runs already", "http://127.0.0.1:9")),
     "p95": Case(tune("--target-p95", "800q"), 2, ("'800q' is not a duration such as 800ms",)),
