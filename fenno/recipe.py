@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -210,8 +211,8 @@ class Workload(Model):
 
 TARGETS = "they are percentiles of ttft, tpot, e2el or gap (p95_ttft, p99.9_gap), and qps, goodput, memory, availability"
 METRICS = ("ttft", "tpot", "e2el", "gap")
-# Any percentile from 1 to below 100, to a hundredth.
-LATENCY = rf"^p[1-9]\d?(\.\d{{1,2}})?_({'|'.join(METRICS)})$"
+# Any percentile from 1 to below 100, to a hundredth, in one spelling.
+LATENCY = rf"^p[1-9]\d?(\.\d?[1-9])?_({'|'.join(METRICS)})$"
 # What most people ask for, for who has misspelt one.
 USUAL = tuple(f"p{percentile}_{metric}" for metric in METRICS for percentile in (50, 90, 95, 99))
 
@@ -226,6 +227,14 @@ class Latencies(Model):
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_only_latencies)
     __pydantic_extra__: dict[Annotated[str, Field(pattern=LATENCY)], LatencyLimit]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_none(cls, given: Any) -> Any:
+        """A limit may be written as none, as in a file whose value was taken out and in the records of runs."""
+        if not isinstance(given, Mapping):
+            return given
+        return {name: limit for name, limit in given.items() if limit is not None or not re.fullmatch(LATENCY, str(name))}
 
     def limits(self) -> dict[str, float]:
         """Those that are set, by name ("p95_ttft"), in seconds: metric by metric, the lowest percentile first."""

@@ -103,11 +103,21 @@ def test_a_latency_in_a_file_is_no_number_without_a_unit(key: str, where: str) -
     assert [*recipe.parse(SMALLEST + where % (key, "800ms"), "here").targets.latencies().values()] == [0.8]
 
 
-@pytest.mark.parametrize("key", ["p0_ttft", "p0.5_ttft", "p100_ttft", "p99.999_ttft", "p95.ttft", "p_ttft", "95_ttft", "p95_"])
-@pytest.mark.parametrize("where", ["targets: {%s: 1s}", "targets: {classes: {short: {%s: 1s}}}"])
+NO_PERCENTILE = ["p0_ttft", "p0.5_ttft", "p100_ttft", "p99.999_ttft", "p95.0_ttft", "p99.90_gap", "p_ttft", "95_ttft", "p95_"]
+
+
+@pytest.mark.parametrize("key", NO_PERCENTILE)
+@pytest.mark.parametrize("where", ["targets: {%s: 1s}", "targets: {%s: }", "targets: {classes: {short: {%s: 1s}}}"])
 def test_what_is_no_percentile_is_an_unknown_key(key: str, where: str) -> None:
     with pytest.raises(RecipeError, match=f"unknown key `targets.*{re.escape(key)}`"):
         recipe.parse(SMALLEST + where % key, "here")
+
+
+@pytest.mark.parametrize("where", ["targets: {%s: }", "targets: {classes: {short: {%s: }}}"])
+def test_a_latency_that_is_written_as_none_is_no_target(where: str) -> None:
+    assert recipe.parse(SMALLEST + where % "p95_ttft", "here").targets.latencies() == {}
+    # As records of runs had every percentile that there was.
+    assert recipe.Targets.model_validate({"qps": None, "p95_ttft": None, "p99_ttft": 0.8}).latencies() == {"p99_ttft": 0.8}
 
 
 def test_latency_targets_stand_metric_by_metric_with_the_lowest_percentile_first() -> None:
