@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+from fenno import cli
 from fenno.doctor import modelfacts
 from fenno.engine import checkpoint, dummy, plugin
-from fenno.errors import UsageError
+from fenno.errors import ProcessError, UsageError
 from fenno.vllm_plugin import grok_layout
 from fenno.vllm_plugin.grok_layout import Grok, Weight
 
@@ -152,13 +154,35 @@ def test_widths_that_cannot_be_cut_are_refused() -> None:
         checkpoint.files(config(), 5)
 
 
-def test_an_interpreter_without_torch_is_named_with_what_to_give(tmp_path: Path) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1\n")
+def saying(folder: Path, words: str, code: int) -> str:
+    """An interpreter that says so and ends."""
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\necho "{words}" >&2; exit {code}\n')
     python.chmod(0o755)
+    return str(python)
+
+
+def test_an_interpreter_without_torch_is_named_with_what_to_give(tmp_path: Path) -> None:
+    python = saying(tmp_path, "No module named 'torch'", 1)
     with pytest.raises(UsageError, match=f"there is no torch under {python}") as found:
-        checkpoint.make(config(), tmp_path / "model", python=str(python))
+        checkpoint.make(config(), tmp_path / "model", python=python)
     assert "--python PATH" in found.value.hint
+
+
+def test_what_an_interpreter_only_warns_of_is_no_error(tmp_path: Path) -> None:
+    assert checkpoint.make(config(), tmp_path / "model", python=saying(tmp_path, "No module named 'torch.x'", 0))
+
+
+def test_the_interpreter_may_be_given_from_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    python = saying(tmp_path, "No module named 'torch'", 1)
+    done = CliRunner().invoke(cli.app, ["model", "dummy", "grok2", str(tmp_path / "model"), "--python=~/python"])
+    assert str(done.exception) == f"there is no torch under {python}"
+
+
+def test_a_module_that_is_only_called_like_torch_is_told_by_its_own_name(tmp_path: Path) -> None:
+    with pytest.raises(ProcessError, match="torchgen"):
+        checkpoint.make(config(), tmp_path / "model", python=saying(tmp_path, "No module named 'torchgen'", 1))
 
 
 def test_the_plugin_registers_grok_only_where_vllm_is() -> None:

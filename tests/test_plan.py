@@ -663,6 +663,9 @@ def test_a_search_knows_what_a_step_takes_this_hosts_gpus_at_least_and_nothing_o
     assert found and found.device == "H200" and found.memory > found.compute
     # 16 GB of weights at 4.8 TB/s, and the cache of 64 sequences.
     assert found.memory == pytest.approx((15.0e9 + 64 * 400 * 131072) / 4.8e12, rel=0.05)
+    split = Space({}, {"tensor-parallel-size": 1}, {"tensor-parallel-size": (2,)})
+    halves = tune.reckoning(chosen, split, "0.24.0")(seen, {"tensor-parallel-size": 2})
+    assert halves and halves.memory == pytest.approx(found.memory / 2, rel=0.05), "a point that is of more GPUs than the recipe"
     monkeypatch.setattr(machine, "read_gpus", lambda: ((replace(here, name="NVIDIA X1"),), ""))
     assert tune.reckoning(chosen, space, "0.24.0")(seen, space.defaults) is None, "a GPU that is not in the table"
     assert tune.reckoning(recipes.load(recipes.embedded()["cpu-small"]), space, "0.32.0")(seen, {}) is None

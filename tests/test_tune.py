@@ -7,7 +7,6 @@ import socket
 import sqlite3
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +41,6 @@ class Story:
     runs: list[Done]
     before: int = 0
     left: list[int] = field(default_factory=list)
-    seconds: float = 0.0
     integrity: str = ""
 
     @property
@@ -199,12 +197,11 @@ def may_mount() -> bool:
 
 def interrupted(place: Place, chosen: Path, moment: Callable[[str], bool], number: signal.Signals) -> Story:
     run = place.start("-v", "tune", chosen).until(moment)
-    before, started = len(place.left()), time.monotonic()
+    before = len(place.left())
     run.signal(number)
     done = run.finish()
     place.empty()
-    seconds = time.monotonic() - started
-    return Story(place, [done], before, place.left(), seconds)
+    return Story(place, [done], before, place.left())
 
 
 def traffic(place: Place, arm: str) -> bool:
@@ -451,18 +448,18 @@ def test_a_target_that_no_point_meets_is_infeasible_with_the_nearest_point(told:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_nothing_is_left_soon_after_a_signal(told: Callable[[str], Story], moment: str) -> None:
+def test_nothing_is_left_after_a_signal(told: Callable[[str], Story], moment: str) -> None:
     story = told(moment)
     assert story.runs[0].code == MOMENTS[moment][-1], story.runs[0].err
     assert story.before >= 4, "fenno, a guard, an engine that refuses to end, and its child in another session"
-    assert (story.left, story.seconds < 60) == ([], True), "within ten seconds, but where this host is very busy"
+    assert story.left == []
     assert "Traceback" not in story.runs[0].err
 
 
 def test_a_killed_run_is_gone_on_with(told: Callable[[str], Story]) -> None:
     story = told("killed")
     killed, second = story.runs
-    assert (killed.code, story.left, story.seconds < 60) == (-9, [], True)
+    assert (killed.code, story.left) == (-9, [])
     assert "trial 1:" in killed.err and "met" not in killed.err
     assert second.code == 0, second.err
     assert "interrupted before, going on" in second.err and second.document["study"] == f"fenno-studies/{story.study.name}"

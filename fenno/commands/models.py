@@ -34,14 +34,15 @@ def model_dummy(
     python: Annotated[str, typer.Option(help="an interpreter with torch and safetensors, as an engine's is")] = sys.executable,
 ) -> None:
     """Write a Grok with random weights, under the names and in the files of the published ones."""
-    from fenno.engine import checkpoint, dummy
+    from fenno.engine import catalogue, checkpoint, dummy
 
     if kind not in checkpoint.CONFIGS or dtype not in ("float32", "bfloat16", "float16"):
         raise UsageError(f"there is no {kind} in {dtype}", "grok2 or grok1; float32, bfloat16 or float16")
     size = dummy.Size(layers, hidden, heads, kv_heads, head, expert, shared)
     cut = parts if parts is not None else 8 if kind == "grok2" else 0
     config = checkpoint.CONFIGS[kind](size, dtype)
-    written = checkpoint.make(config, folder, python=python, parts=cut, std=std, seed=seed)
+    interpreter = catalogue.interpreter(python)
+    written = checkpoint.make(config, folder, python=interpreter, parts=cut, std=std, seed=seed)
     console.result({"folder": str(folder), "files": len(written), "bytes": sum(path.stat().st_size for path in written)})
 
 

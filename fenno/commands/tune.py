@@ -176,7 +176,8 @@ def roofline(chosen: Recipe, space: Space, point: Point, engine: str) -> dict[st
 
 
 def reckoning(chosen: Recipe, space: Space, engine: str) -> Reckon:
-    """What a step takes this host's GPUs at least, at any point, as `fenno plan` reckons; model and GPUs are looked at once."""
+    """What a step takes this host's GPUs at least, at any point and on as many of them as it takes, as `fenno plan` reckons; model
+    and GPUs are looked at once."""
     from fenno.commands.plan import hardware, model_config
     from fenno.plan import make
     from fenno.tune import output
@@ -190,7 +191,9 @@ def reckoning(chosen: Recipe, space: Space, engine: str) -> Reckon:
 
     def reckon(steps: Steps, point: Point) -> Roofline | None:
         seen = {"tokens": steps.tokens, "batch": steps.sequences, "length": steps.length}
-        least = make.step(output.tuned(chosen, point, space), config, device, count, engine, **seen)
+        there = output.tuned(chosen, point, space)
+        gpus = count and max(there.host.gpus, there.engine.ranks)
+        least = make.step(there, config, device, gpus, engine, **seen)
         return Roofline(device.name, least.memory, least.compute) if least else None
 
     return reckon
@@ -208,7 +211,8 @@ def tell(opened: Session, verdict: Verdict, *, serve: bool) -> int:
     console.say(verdict.sentence, style="bold")
     if verdict.outcome != "met" and (limit := document.get("limit")):
         console.say(f"what holds it back: {limit['name']} ({limit['evidence']})")
-        console.say(f"what would help: {limit['help']}" if limit["help"] else "")
+        if limit["help"]:
+            console.say(f"what would help: {limit['help']}")
     console.say(f"report: {document['report']}")
     if serve and "serve" in document:
         console.say(f"serve it: fenno serve {shlex.quote(document['tuned'])}\n  or: {document['serve']}")

@@ -39,7 +39,7 @@ def make(config: Mapping[str, Any], folder: Path, *, python: str, parts: int = 0
     except OSError as error:
         raise DiskError(f"cannot write {folder}: {error.strerror}", "choose another folder, or free some space") from error
     child = process.run([python, "-I", _SCRIPT], timeout=SECONDS, text_input=json.dumps(plan))
-    if lacks := re.search(r"No module named '(torch|safetensors)", child.stderr):
+    if child.returncode and (lacks := re.search(r"No module named '(torch|safetensors)['.]", child.stderr)):
         hint = "name an interpreter that has torch and safetensors, as your vLLM's does: --python PATH"
         raise UsageError(f"there is no {lacks[1]} under {python}", hint)
     child.check("writing random weights")
