@@ -425,6 +425,12 @@ def test_the_dashboards_panels_are_apart_and_show_the_targets() -> None:
     assert panels[0]["title"] == "Time to first token (P95 ≤ 0.8 s)"
 
 
+def test_a_dashboard_draws_no_percentile_as_a_target_under_a_goodput_target() -> None:
+    panel = json.loads(grafana.text(service.of(a_recipe().with_targets(goodput=15))))["panels"][0]
+    assert panel["title"] == "Time to first token"
+    assert [step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]] == [None]
+
+
 def test_names_that_others_do_not_take_are_made_so() -> None:
     made = service.of(a_recipe().model_copy(update={"name": "4.bit_model."}))
     assert made.label == "vllm-4-bit-model"

@@ -66,8 +66,9 @@ def _panel(title: str, unit: str, queries: dict[str, str], limit: float | None =
 
 
 def _latencies(service: Service) -> Iterator[dict[str, Any]]:
-    """A panel for each latency that the engine has, with the strictest target on it."""
-    limits = service.recipe.targets.limits()
+    """A panel for each latency that the engine has, with the strictest target on it; a goodput target makes a percentile none."""
+    targets = service.recipe.targets
+    limits = targets.limits() if targets.goodput is None else {}
     for metric, title in TITLES.items():
         aimed = {Latency.of(name).percentile: limit for name, limit in limits.items() if Latency.of(name).metric == metric}
         shown = sorted({50, 95, 99, *aimed})
