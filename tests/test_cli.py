@@ -82,6 +82,11 @@ USAGE = {
     "capacity-of-a-ramp": Case(
         lambda p: ["loadtest", p.recipe(), "--find-capacity", "--ramp", "1:2"], 2, ("this workload has `ramp`", "fenno loadtest")
     ),
+    "capacity-of-a-goodput": Case(
+        lambda p: ["loadtest", p.recipe(), "--find-capacity", "--target", "goodput=4", "--target", "p95_ttft=1s"],
+        2,
+        ("--find-capacity under a goodput target", "fenno tune --maximize goodput"),
+    ),
     "capacity-by-no-step": Case(
         lambda p: ["loadtest", p.recipe(), "--find-capacity", "--step", "1"], 2, ("--step is 1", "more than 1")
     ),

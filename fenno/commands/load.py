@@ -183,10 +183,13 @@ def work_for(master: str, out: Path, processes: int, headers: Sequence[str], api
 
 
 def with_goal(chosen: Recipe, target: list[str] | None, needed: bool) -> Recipe:
-    """A recipe with the targets of the command line. Raises `UsageError` when a latency is `needed` and there is none."""
+    """A recipe with the targets of the command line. Raises `UsageError` when a capacity is `needed` and they give none."""
     chosen = chosen.with_targets(**named(target))
     if needed and not chosen.targets.latencies():
         raise UsageError("--find-capacity needs a latency to keep", "give one, such as --target p95_ttft=800ms")
+    if needed and chosen.targets.goodput is not None:
+        said = "--find-capacity under a goodput target: a goodput is never more than the rate, so no lower rate would meet it"
+        raise UsageError(said, "use fenno tune --maximize goodput, or leave the target out for the rate under the percentiles")
     return chosen
 
 
