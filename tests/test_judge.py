@@ -20,12 +20,12 @@ from fenno.load import figures, stats
 from fenno.load.client import ClientState
 from fenno.load.plan import Plan
 from fenno.load.record import Record
-from fenno.recipe import Scalar, Targets
-from fenno.tune import capacity, propose, trial
-from fenno.tune.capacity import Bracket, Most
+from fenno.recipe import Recipe, Scalar, Targets
+from fenno.tune import capacity, propose, trial, verdict
+from fenno.tune.capacity import Bracket, Maximize, Most
 from fenno.tune.judge import Figure, Judgement, judge
 from fenno.tune.propose import HELP, UNTOLD, Limit, Load, Roofline, Steps, Tried, by_rule, diagnose, next_restart
-from fenno.tune.run import hopeless, out_of_memory
+from fenno.tune.run import allowances, hopeless, out_of_memory
 from fenno.tune.space import AGING, BUDGET, CAP, EDGES, POLICY, Space, changed
 from fenno.tune.trial import Measured
 
@@ -189,6 +189,30 @@ def test_a_target_is_hopeless_when_half_of_the_requests_alone_are_late_and_chanc
     late: int, count: int, share: float, said: bool
 ) -> None:
     assert hopeless(late, count, share) is said
+
+
+def test_a_verdict_of_an_earlier_version_has_a_rate_and_nothing_that_was_maximised() -> None:
+    told = {"outcome": "met", "sentence": "holds", "trial": None, "over": True, "capacity": {"held": 8.0, "lost": 9.0}}
+    found = verdict.loads(told)
+    assert found.capacity == Bracket(8.0, 9.0) and found.most is None
+
+
+@pytest.mark.parametrize(
+    ("targets", "maximize", "found"),
+    [
+        ({}, None, [("p50_ttft", 0.3, 0.5), ("p95_ttft", 0.8, 0.05)]),
+        ({"goodput": 4}, None, [("ttft", 0.8, 0.6)]),
+        ({"goodput": 11}, None, [("ttft", 0.8, 0.0)]),
+        ({"goodput": 9}, "goodput", [("ttft", 0.8, 0.5)]),
+    ],
+)
+def test_alone_on_the_engine_as_many_may_be_late_as_are_not_part_of_a_goodput(
+    targets: dict[str, float], maximize: Maximize | None, found: list[tuple[str, float, float]]
+) -> None:
+    """Of several percentiles of one latency a goodput has the loosest limit."""
+    asked = {"p50_ttft": "300ms", "p95_ttft": "800ms", "p95_tpot": "20ms", "qps": 10, **targets}
+    chosen = Recipe.model_validate({"name": "r", "engine": {"url": "http://127.0.0.1:1"}, "targets": asked})
+    assert [(name, limit, pytest.approx(share)) for name, limit, share in allowances(chosen, maximize)] == found
 
 
 def test_a_memory_target_that_is_missed_is_the_limit() -> None:

@@ -1,16 +1,22 @@
 """What `fenno tune` does with time that is left when the search has run dry."""
 
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import optuna
+import pytest
 
 from fenno.recipe import Recipe
+from fenno.tune import confirm
 from fenno.tune import run as method
-from fenno.tune.propose import Limit
+from fenno.tune.judge import Figure, judge
+from fenno.tune.propose import Limit, Load
 from fenno.tune.run import Run
 from fenno.tune.space import BUDGET, CAP, Space
 from fenno.tune.study import Study, Trial
+from fenno.tune.trial import Measured
 
 SPACE = Space({BUDGET: (256, 512, 1024, 2048), CAP: (8, 16, 32, 64)}, {BUDGET: 2048, CAP: 64})
 RECIPE = Recipe.model_validate(
@@ -68,3 +74,22 @@ def test_a_start_with_other_flags_comes_first(tmp_path: Path) -> None:
     assert method.with_time_left(run, run.study.trials(), {}) is None
     run.study.add(Trial(1, {**SPACE.defaults, flag: 4}, "restart", "", "missed", 2.0, 1.0, limit=Limit("compute", "")))
     assert method.with_time_left(run, run.study.trials()[1:], {flag: 4})
+
+
+@pytest.mark.parametrize(("open_target", "measured"), [("availability", 2), ("memory_share", 2), ("goodput", 1)])
+def test_a_cold_trial_that_is_too_close_to_call_is_repeated_unless_it_shows_no_more_goodput(
+    tmp_path: Path, open_target: str, measured: int
+) -> None:
+    targets = RECIPE.with_targets(goodput=15, availability=0.99, memory="85%").targets
+    clear = {"goodput": Figure(18.0, 17.0, 19.0), "availability": Figure(1.0), "memory_share": Figure(0.5), "qps": Figure(20.0)}
+    unclear = {
+        "goodput": Figure(15.0, 14.0, 16.0), "availability": Figure(0.98, 0.9, 1.0), "memory_share": Figure(0.85, 0.8, 0.9)
+    }  # fmt: skip
+    found = [judge(targets, {**clear, open_target: unclear[open_target]}, steady=True), judge(targets, clear, steady=True)]
+    assert [each.state for each in found] == ["unclear", "met"]
+    left = [Measured(each, {}, Load(), True, 1.0) for each in found]
+    seat = SimpleNamespace(move=lambda point: None, measure=lambda *_, **__: left.pop(0))
+    run = replace(run_on(tmp_path, 1e6), maximize="goodput")
+    run.events = cast(Any, SimpleNamespace(say=lambda text: None, done=lambda trial: None))
+    confirm.settled(run, cast(Any, seat), replace(tried(256, 8, "rule"), rate=20.0), goodput=15.0)
+    assert 2 - len(left) == measured

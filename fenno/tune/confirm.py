@@ -16,7 +16,7 @@ from fenno.tune.bench import Seat
 from fenno.tune.capacity import Bracket, Maximize, Most
 from fenno.tune.claims import Claim
 from fenno.tune.quality import Comparison
-from fenno.tune.run import AGAIN, Run, measured, meet, only_unsteady
+from fenno.tune.run import AGAIN, Run, measured, meet
 from fenno.tune.space import Point
 from fenno.tune.study import Trial
 from fenno.tune.verdict import Verdict
@@ -280,8 +280,8 @@ def settled(run: Run, seat: Seat, which: Trial, outputs: Comparison | None = Non
     for again in range(AGAIN):
         # What is too close to call takes longer; what was no measurement only has to be repeated.
         patience *= 2 if finished.state == "unclear" else 1
-        level = finished.state == "unclear" and not only_unsteady(finished)
-        decided = finished.state in ("met", "missed") or (goodput is not None and level)
+        open_ = [f.target for f in verdicts.findings(finished) if finished.state == "unclear" and f.state != "met"]
+        decided = finished.state in ("met", "missed") or (goodput is not None and "goodput" in open_)
         if decided or run.time_left() < patience * needed:
             break
         run.events.say(f"once more: {finished.reason or 'too close to call'}")

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 from fenno import machine
 from fenno.engine import catalogue
 from fenno.errors import EngineError, LoadError, UsageError
+from fenno.load import figures
 from fenno.recipe import Latency, Recipe, Scalar
 from fenno.tune import bench as benches
 from fenno.tune import propose, quality, trial
@@ -406,19 +407,28 @@ def out_of_memory(judgement: Judgement) -> Limit | None:
 
 def floor(run: Run, seat: Seat) -> str | None:
     """Why the latency targets cannot be met by anything: requests that have the engine to themselves are already too late."""
-    limits = {name: limit for name, limit in run.recipe.targets.limits().items() if Latency.of(name).metric == "ttft"}
-    if not limits:
+    wanted = allowances(run.recipe, run.maximize)
+    if not wanted:
         return None
     alone = seat.alone()
     run.events.say(f"alone on the engine, a first token takes {1e3 * min(alone, default=0.0):.1f} ms at best")
-    for name, limit in limits.items():
+    for name, limit, share in wanted:
         late = sum(seconds > limit for seconds in alone)
-        # A goodput of less than half of what is offered is none that is looked for.
-        share = 0.5 if run.maximize == "goodput" else 1 - Latency.of(name).percentile / 100
         if hopeless(late, len(alone), share):
             said = f"{late} of {len(alone)} requests were later, the median after {1e3 * statistics.median(alone):.1f} ms"
             return f"{name} is {1e3 * limit:g} ms, and alone on the engine {said}"
     return None
+
+
+def allowances(recipe: Recipe, maximize: Maximize | None) -> list[tuple[str, float, float]]:
+    """Every limit on first tokens: its name, seconds, and the share of all requests that may be later."""
+    targets = recipe.targets
+    limits = {name: limit for name, limit in targets.limits().items() if Latency.of(name).metric == "ttft"}
+    if targets.goodput is None:
+        return [(name, limit, 1 - Latency.of(name).percentile / 100) for name, limit in limits.items()]
+    # A goodput of less than half of what is offered is none that is looked for.
+    share = 0.5 if maximize == "goodput" else max(0.0, 1 - targets.goodput / trial.target_rate(recipe))
+    return [(name, limit, share) for name, limit in figures.goodput_limits(limits).items()]
 
 
 def hopeless(late: int, count: int, share: float) -> bool:

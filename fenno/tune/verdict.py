@@ -112,7 +112,7 @@ def dumps(verdict: Verdict) -> dict[str, Any]:
 
 def loads(told: dict[str, Any]) -> Verdict:
     """What `dumps` has written."""
-    trial, held, shown = told["trial"], told["capacity"], told["most"]
+    trial, held, shown = told["trial"], told["capacity"], told.get("most")
     read = {"capacity": Bracket(**held) if held else None, "most": Most(**shown) if shown else None}
     return Verdict(**{**told, **read, "trial": from_dict(trial) if trial else None})
 
