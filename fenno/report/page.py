@@ -27,6 +27,7 @@ Document = Mapping[str, Any]
 _COLOURS = {"met": "met", "infeasible": "missed", "inconclusive": "unclear"}
 _WORDS = (
     ("Met, missed, unclear", "The whole interval is on the good side of the limit, on the bad side, or holds the limit."),
+    ("Availability", "Met by the share itself, since no trial is long enough for its interval; missed by its whole interval."),
     ("95 % interval", "It misses the true value in at most 5 of 100 trials, also when a trial is looked at up to three times."),
     ("QPS", "Met when answers keep up with requests sent at that rate: the queue is level, and the interval reaches the target."),
     ("Goodput", "Requests a second that each kept every latency limit; in a search for the most the target is the best so far."),
