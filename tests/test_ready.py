@@ -98,14 +98,22 @@ def test_parameters_of_the_token_aware_order_are_live_knobs_and_variables_of_a_p
     space = space_of({"policy": ["token_aware"], "aging_seconds": [20, 1.5], "class_edges": ["16,64"]})
     assert (space.values["aging_seconds"], space.values["class_edges"]) == ((1.5, 5.0, 20), ("16,64", "32,128"))
     point = {"policy": "token_aware", "aging_seconds": 1.5, "class_edges": "32,128"}
-    assert spaces.plain_flags(point, space) == {} and spaces.plain_variables(point, space) == {"FENNO_AGING_SECONDS": "1.5"}
+    both = {"FENNO_AGING_SECONDS": "1.5", "FENNO_CLASS_EDGES": "32,128"}
+    assert spaces.plain_flags(point, space) == {} and spaces.plain_variables(point, space) == both, "whatever a shell has"
+    assert spaces.plain_variables(space.defaults, space) == {}, "the order is off"
     assert spaces.canonical({**point, "policy": "fcfs"}, space) == space.defaults
     assert spaces.canonical(point, space) == point
     other = space_of({"aging_seconds": [5]}, scheduler="token_aware", env={"FENNO_AGING_SECONDS": "20"})
     assert other.defaults == {"aging_seconds": 20.0}
     assert spaces.plain_variables({"aging_seconds": 5}, other) == {"FENNO_AGING_SECONDS": "5"}
     tuned = output.tuned(recipe.Recipe.model_validate({"name": "one", "engine": {"model": "m"}}), point, space)
-    assert tuned.engine.scheduler == "token_aware" and tuned.engine.env == {"FENNO_AGING_SECONDS": "1.5"}
+    assert tuned.engine.scheduler == "token_aware" and tuned.engine.env == both
+
+
+def test_edges_of_classes_are_one_value_however_they_are_spelt() -> None:
+    live = {"policy": ["token_aware"], "class_edges": ["32, 128", "32,128", " 8,16", 64]}
+    assert space_of(live).values["class_edges"] == ("32,128", "64", "8,16")
+    assert space_of(live, env={"FENNO_CLASS_EDGES": "8, 16"}).defaults["class_edges"] == "8,16"
 
 
 def test_parameters_of_an_order_that_is_never_on_are_refused() -> None:

@@ -110,7 +110,13 @@ def _order(recipe: Recipe) -> dict[str, Scalar]:
     except ValueError as error:
         raise RecipeError(f"{recipe.name}: engine.env: {error}", "mend it, or leave it out") from error
     usual = Order()
-    return {AGING: usual.aging, EDGES: ",".join(map(str, usual.edges)), **given}
+    edges = control.edges(given[EDGES]) if EDGES in given else usual.edges
+    return {AGING: usual.aging, **given, EDGES: _joined(edges)}
+
+
+def _joined(edges: Sequence[int]) -> str:
+    """Edges of classes as `class_edges` has them: one spelling a value."""
+    return ",".join(map(str, edges))
 
 
 def is_variable(knob: str) -> bool:
@@ -151,7 +157,7 @@ def _number(*candidates: object) -> int:
 
 
 def _checked(knob: str, value: Scalar) -> Scalar:
-    """`value` itself. Raises `RecipeError` for one that no engine takes."""
+    """`value`, the edges of classes without spaces. Raises `RecipeError` for one that no engine takes."""
     if knob == POLICY:
         said = None if value in POLICIES else f"policy is {value!r}: it has to be one of {', '.join(POLICIES)}"
     elif knob in (AGING, EDGES):
@@ -162,7 +168,7 @@ def _checked(knob: str, value: Scalar) -> Scalar:
         said = None if whole else f"{knob} is {value!r}: it has to be a whole number of at least {least}"
     if said:
         raise RecipeError(f"`search.live`: {said}", "mend the recipe's list, or the flag that gives the default")
-    return value
+    return _joined(control.edges(value)) if knob == EDGES else value
 
 
 def _impossible(knob: str, value: Scalar) -> str | None:
@@ -207,8 +213,10 @@ def plain_flags(point: Point, space: Space) -> dict[str, Scalar | list[Scalar]]:
 
 
 def plain_variables(point: Point, space: Space) -> dict[str, str | None]:
-    """The environment variables that give `point` at a start: only what differs from the defaults."""
-    order = {control.VARIABLES[knob]: str(value) for knob, value in changed(point, space).items() if knob in control.VARIABLES}
+    """The environment variables that give `point` at a start: only what differs from the defaults, but every searched
+    parameter of the token-aware order where it is on: whoever starts it may have other values in a shell."""
+    on = point.get(POLICY, "token_aware") == "token_aware"
+    order = {control.VARIABLES[knob]: str(value) for knob, value in point.items() if on and knob in control.VARIABLES}
     return {**variables_of(restart_part(point, space)), **order}
 
 
