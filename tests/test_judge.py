@@ -27,7 +27,9 @@ from fenno.tune.judge import Figure, Judgement, judge
 from fenno.tune.propose import HELP, UNTOLD, Limit, Load, Roofline, Steps, Tried, by_rule, diagnose, next_restart
 from fenno.tune.run import allowances, hopeless, out_of_memory
 from fenno.tune.space import AGING, BUDGET, CAP, EDGES, POLICY, Space, changed
+from fenno.tune.study import Trial
 from fenno.tune.trial import Measured
+from fenno.tune.verdict import Verdict
 
 RATE = Targets(qps=40.0)
 
@@ -195,6 +197,15 @@ def test_a_verdict_of_an_earlier_version_has_a_rate_and_nothing_that_was_maximis
     told = {"outcome": "met", "sentence": "holds", "trial": None, "over": True, "capacity": {"held": 8.0, "lost": 9.0}}
     found = verdict.loads(told)
     assert found.capacity == Bracket(8.0, 9.0) and found.most is None
+
+
+def test_the_recipe_of_a_winner_asks_for_the_rate_that_was_confirmed_and_of_a_goodput_for_a_step_less() -> None:
+    trial_ = Trial(1, {}, "confirmation", "", "met", 1.0, 1.0, rate=16.2)
+    found = Verdict("met", "", trial_, capacity=Bracket(16.2, 17.0), most=Most("goodput", 14.5, 13.5, 15.0))
+    assert verdict.held_again(found) == pytest.approx({"qps": 15.0, "goodput": 12.5})
+    assert verdict.held_again(replace(found, most=Most("tokens", 900.0, 900.0, 950.0))) == {"qps": 16.2}
+    assert verdict.held_again(replace(found, most=None)) == {"qps": 16.2}, "as versions before goodput could be looked for"
+    assert verdict.held_again(replace(found, capacity=None)) == {}, "its targets are those that were given"
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_the_goodput_of_a_study_is_told_confirmed_and_measured_again_as_its_reci
     shown = [figure.value for t in trials if t.state == "met" and not t.cold and (figure := telling.figure(t, "goodput"))]
     assert shown == sorted(shown), "each has to show more than the best so far"
     of = surfaces.surface(7)
-    recipe = surfaces.recipe(of).with_targets(qps=best.rate, goodput=0.9 * most.low)
+    recipe = surfaces.recipe(of).with_targets(**telling.held_again(verdict))
     bench, where = surfaces.Replayed(of, random.Random(7)), surfaces.space(of.family)
     where = replace(where, defaults=best.point)
     study = Study(tmp_path / "again", where, 7)

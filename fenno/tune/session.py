@@ -229,10 +229,7 @@ def finish(session: Session, verdict: Verdict, page: Page) -> dict[str, Any]:
     files: dict[str, str] = {}
     if verdict.outcome == "met" and verdict.trial is not None:
         tuned = output.tuned(run.recipe, verdict.trial.point, run.space)
-        if verdict.capacity:
-            # What was confirmed: what this recipe's targets say is what it was seen to hold.
-            shown = verdict.most.low if verdict.most and verdict.most.of == "goodput" else None
-            tuned = tuned.with_targets(qps=verdict.trial.rate, goodput=shown)
+        tuned = tuned.with_targets(**verdicts.held_again(verdict))
         without = output.without_fenno(tuned, session.known, folder)
         document |= {"tuned": str(folder / output.TUNED), "serve": without.serve, "config": str(folder / output.CONFIG)}
         head = f"Made by `fenno tune`, {document['date']}: {verdict.sentence}"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from fenno import errors
-from fenno.tune.capacity import Bracket, Maximize, Most
+from fenno.tune.capacity import PRECISION, Bracket, Maximize, Most
 from fenno.tune.judge import Figure, Finding
 from fenno.tune.space import AGING, EDGES, POLICY, Space, changed, show
 from fenno.tune.study import Trial, from_dict
@@ -86,6 +86,20 @@ def most(of: Maximize, capacity: Bracket, trial: Trial | None) -> Most:
         return Most(of, shown.value, shown.low or 0.0, shown.high or math.inf) if shown else Most(of, 0.0, 0.0, math.inf)
     tokens = trial.summary["output_tokens"] / trial.summary["requests"] if of == "tokens" and trial else 1.0
     return Most(of, capacity.held * tokens, capacity.held * tokens, capacity.lost * tokens)
+
+
+def held_again(verdict: Verdict) -> dict[str, float]:
+    """The targets of a winner's own recipe, in requests a second, where a rate was looked for: the one that was confirmed.
+
+    The best goodput is at the edge of where latencies rise, so another cold start may show less of it. A step below, no smaller
+    share of the requests is in time: that is what is held again.
+    """
+    if verdict.capacity is None or verdict.trial is None:
+        return {}
+    rate, shown = verdict.trial.rate, verdict.most
+    if shown is None or shown.of != "goodput":
+        return {"qps": rate}
+    return {"qps": rate / (1 + PRECISION), "goodput": shown.low / (1 + PRECISION)}
 
 
 def infeasible(trials: Sequence[Trial], reason: str) -> Verdict:
