@@ -15,6 +15,7 @@ import itertools
 import json
 import math
 import random
+import re
 import select
 import socket
 import struct
@@ -433,11 +434,11 @@ def serving(folder: Path, timing: Timing = Timing(), faults: Sequence[str] = ())
     argv += ["--spread", str(timing.spread), "--faults", ",".join(faults), "--log", str(log)]
     with process.running(argv, log=output, grace=2.0) as child:
         limit = time.monotonic() + 30
-        while (words := output.read_text().split())[:1] != ["listening"]:
+        while not (whole := re.match(r"listening (\d+)\n", said := output.read_text())):  # to its end: a line may come in parts
             if child.poll() is not None or time.monotonic() > limit:
-                raise LoadError(f"the calibration server did not start: {' '.join(words)[-200:]}", f"see {output}")
+                raise LoadError(f"the calibration server did not start: {' '.join(said.split())[-200:]}", f"see {output}")
             time.sleep(0.02)
-        yield Server(f"http://127.0.0.1:{words[1]}", log, child)
+        yield Server(f"http://127.0.0.1:{whole[1]}", log, child)
 
 
 if __name__ == "__main__":
