@@ -86,10 +86,15 @@ def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], roo
 
 
 def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
-    """How wide each column is: as its longest cell, the widest narrower until all fit, and than its longest word only at last."""
+    """How wide each column is: as its longest cell, the widest narrower until all fit; than its longest word only where that is not
+    enough, the header's before the cells'."""
     wide = [max(map(cell_len, cells)) for cells in columns]
-    least = [max(cell_len(word) for cell in cells for word in cell.split() or [""]) for cells in columns]
-    for floor in (least, [2] * len(wide)):  # the widest characters take two
+    for floor in (_longest(columns), _longest([cells[1:] for cells in columns]), [2] * len(wide)):
         while sum(wide) + 2 * (len(wide) - 1) > room and (over := [i for i, width in enumerate(wide) if width > floor[i]]):
             wide[max(over, key=lambda i: wide[i])] -= 1
     return wide
+
+
+def _longest(columns: Sequence[Sequence[str]]) -> list[int]:
+    """The width of each column's longest word, at least 2: as much as the widest characters take."""
+    return [max(2, *(cell_len(word) for cell in cells for word in cell.split())) for cells in columns]

@@ -146,7 +146,8 @@ def test_ctrl_c_keeps_a_comparison_as_far_as_it_came(cut: Callable[[str], Done])
     rounds = document["arms"]["A"]["blocks"]
     assert document["arms"]["B"]["blocks"] == rounds < 9, "the round that was cut short is left out"
     assert document["interrupted"] == f"after {rounds} of 9 rounds"
-    assert f"interrupted after {rounds} of 9 rounds: what is told is of those, and all records are kept" in found.err
+    records = f"all records: {document['records']}"
+    assert f"interrupted after {rounds} of 9 rounds: what is told is of those; {records}" in found.err and document["records"]
 
 
 def test_a_server_that_dies_ends_a_comparison_with_the_engines_exit_code(cut: Callable[[str], Done]) -> None:

@@ -50,6 +50,12 @@ def test_on_a_terminal_of_eighty_characters_no_word_of_a_table_is_cut(name: str,
     assert max(map(cell_len, lines)) <= 80
 
 
+def test_where_words_of_a_table_have_to_be_cut_they_are_the_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    header, row = TABLES["status"]
+    lines = shown(header, [row], 60, monkeypatch)
+    assert {word for cell in row for word in cell.split()} <= {*" ".join(lines).split()}
+
+
 WIDE = (
     ("a model", "推論サーバの待ち時間", "notes"),
     ("grok/" + "a-name-" * 9 + "end", "第一トークンまで八百ミリ秒", "[bold]800[/] ms [x]"),

@@ -79,6 +79,7 @@ def test_the_commands_report_is_one_json_document(tmp_path: Path) -> None:
     )
     assert done.returncode in (0, 1), done.stderr
     assert json.loads(done.stdout)["document"]["schema"] == 1 and "hf_0123" not in done.stdout
+    assert next(iter(json.loads(done.stdout))) == "schema"
 
 
 def deep(environment: Environment, files: dict[str, str]) -> Any:

@@ -140,7 +140,7 @@ def test_a_study_is_shown_with_every_trial_and_what_was_refused(out: Path) -> No
     study = studies.find(out, "cpu-small-a")
     trials = study.trials()
     assert trials == TRIALS
-    rows = [studies.told(trial, trials) for trial in trials]
+    rows = [studies.told(trial, studies.defaults(study, trials)) for trial in trials]
     assert rows[0] == [
         *("0", "missed", "the engine's defaults"),
         "p95_ttft 1.5 s (missed); qps 8.00 requests/s; memory_share 11.0 %",
@@ -153,6 +153,13 @@ def test_a_study_is_shown_with_every_trial_and_what_was_refused(out: Path) -> No
     refused = {"trial": 1, "state": "failed", "changed": "max_num_active_seqs=16", "reason": "load: it died"}
     assert shown["refused"] == [refused]
     assert "not over" in studies.document(studies.find(out, "cpu-small-b"), [])["sentence"]
+
+
+def test_a_study_without_a_search_is_shown_against_the_defaults_it_knew(tmp_path: Path) -> None:
+    cold = TRIALS[3]
+    knew = {**MET, "space": {"defaults": dict(cold.point)}}
+    study = studies.load(kept(tmp_path, "again-20260101-000000", trials=[cold], document=knew))
+    assert cold.origin == "confirmation" and studies.told(cold, studies.defaults(study, [cold]))[2] == "cold: the engine's defaults"
 
 
 def test_an_export_has_the_same_columns_for_every_trial_and_survives_csv(out: Path) -> None:

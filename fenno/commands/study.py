@@ -45,7 +45,8 @@ def show(name: StudyArgument = None, out: OutOption = OUT, as_json: JsonOption =
         console.say(f"{kept.folder}\n{kept.sentence}", style="bold")
         for line in studies.lines(document):
             console.say(line)
-        console.table("", studies.TRIALS_HEADER, [studies.told(trial, trials) for trial in trials])
+        base = studies.defaults(kept, trials)
+        console.table("", studies.TRIALS_HEADER, [studies.told(trial, base) for trial in trials])
         for lost in document["refused"]:
             console.say(f"trial {lost['trial']} {lost['state']}, {lost['changed']}: {lost['reason']}", style="yellow")
     console.document(document, asked=as_json)

@@ -66,7 +66,7 @@ def lines(document: dict[str, Any]) -> list[str]:
     if document["gpus"]:
         found.append(_places(document))
     if document["interrupted"]:
-        found.append(f"interrupted {document['interrupted']}: what is told is of those, and all records are kept")
+        found.append(f"interrupted {document['interrupted']}: what is told is of those; all records: {document['records']}")
     if document["left_out"]:
         found.append(f"left out, or no measurement: {'; '.join(document['left_out'][:5])}")
     return [*found, sentence(document)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fenno import secret
-from fenno.doctor.document import Document
+from fenno.doctor.document import SCHEMA, Document
 from fenno.doctor.facts import Facts
 
 # Variables that matter to an engine; all others stay at home.
@@ -44,7 +44,7 @@ def bundle(document: Document, facts: Facts) -> dict[str, Any]:
     known["variables"] = variables(facts.variables)
     known["recipe"] = facts.recipe.model_dump(mode="json") if facts.recipe else None
     told = document.model_dump(mode="json", by_alias=True)
-    made: dict[str, Any] = redact({"document": told, "facts": known}, names(facts.variables))
+    made: dict[str, Any] = redact({"schema": SCHEMA, "document": told, "facts": known}, names(facts.variables))
     return made
 
 

@@ -144,23 +144,24 @@ def lines(shown: Mapping[str, Any]) -> list[str]:
     return said + [f"{name}: {shown[name]}" for name in ("tuned", "serve", "config", "report") if shown.get(name)]
 
 
-def defaults(trials: Sequence[Trial]) -> dict[str, Scalar]:
-    """What the engine does by itself: the point of the trial that imitated it, which comes first."""
-    return next((t.point for t in trials if t.origin == "defaults"), {})
+def defaults(kept: Kept, trials: Sequence[Trial]) -> dict[str, Scalar]:
+    """What the engine does by itself: the point of the trial that imitated it, which comes first; where there is none, as in a
+    study without a search, what the study knew at its beginning."""
+    known: dict[str, Scalar] = kept.document.get("space", {}).get("defaults", {})
+    return next((t.point for t in trials if t.origin == "defaults"), known)
 
 
-def changed(trial: Trial, trials: Sequence[Trial]) -> str:
+def changed(trial: Trial, base: Mapping[str, Scalar]) -> str:
     """A trial's settings as far as they differ from the defaults, for people."""
-    base = defaults(trials)
     return spaces.show({knob: value for knob, value in trial.point.items() if knob not in base or base[knob] != value})
 
 
-def told(trial: Trial, trials: Sequence[Trial]) -> list[str]:
-    """A row of the table of `trials` for people."""
+def told(trial: Trial, base: Mapping[str, Scalar]) -> list[str]:
+    """A row of the table of trials for people; `base`: the defaults."""
     found = "; ".join(_short(finding) for finding in verdicts.findings(trial)) if trial.measured else trial.reason
     cold = "cold: " if trial.origin == "confirmation" else ""
     limit = trial.limit.name if trial.limit else ""
-    return [str(trial.number), trial.state, cold + changed(trial, trials), found, limit, f"{trial.seconds:.0f}"]
+    return [str(trial.number), trial.state, cold + changed(trial, base), found, limit, f"{trial.seconds:.0f}"]
 
 
 def _short(finding: Finding) -> str:
@@ -169,10 +170,10 @@ def _short(finding: Finding) -> str:
     return f"{finding.target} {value}" + ("" if finding.state == "met" else f" ({finding.state})")
 
 
-def refused(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """The trials that gave no measurement, and why."""
+def refused(trials: Sequence[Trial], base: Mapping[str, Scalar]) -> list[dict[str, Any]]:
+    """The trials that gave no measurement, and why; `base`: the defaults."""
     return [
-        {"trial": t.number, "state": t.state, "changed": changed(t, trials), "reason": t.reason or "no reason was given"}
+        {"trial": t.number, "state": t.state, "changed": changed(t, base), "reason": t.reason or "no reason was given"}
         for t in trials
         if not t.measured
     ]
@@ -181,7 +182,7 @@ def refused(trials: Sequence[Trial]) -> list[dict[str, Any]]:
 def document(kept: Kept, trials: Sequence[Trial]) -> dict[str, Any]:
     """What `fenno study show` gives to programs: the study's own document, every trial, and what was refused."""
     own = {"study": str(kept.folder), "verdict": kept.verdict, "sentence": kept.sentence}
-    return {**kept.document, **own, "trials": rows(kept, trials), "refused": refused(trials)}
+    return {**kept.document, **own, "trials": rows(kept, trials), "refused": refused(trials, defaults(kept, trials))}
 
 
 def rows(kept: Kept, trials: Sequence[Trial]) -> list[dict[str, Any]]:
