@@ -474,7 +474,8 @@ def test_two_workers_on_one_database_come_to_one_verdict_and_each_leaves_the_who
     folders = told("workers").place.studies()
     assert len(folders) == 2 and all((folder / "verdict.json").exists() and (folder / "tuned.yaml").exists() for folder in folders)
     shown = [told("workers").place.fenno("study", "export", folder, "--to", "json").document["trials"] for folder in folders]
-    assert shown[0] == shown[1] and len(shown[0]) == first.document["trials"]
+    # Whoever settles it first does not wait for the trial that the other has in hand.
+    assert shown[0] == shown[1] and len(shown[0]) == max(first.document["trials"], second.document["trials"])
     port = recipe.load(told("workers").place.folder / "stub.yaml").engine.flags["port"]
     assert [line for line in told("workers").place.starts() if f"--port {port} " in f"{line} "] == [], "each has a port of its own"
     assert f"port: {port}" in (folders[0] / "tuned.yaml").read_text(), "which is no part of what was found"
