@@ -264,6 +264,10 @@ class Targets(Latencies):
         mine = {f"{cls}:{name}": limit for cls, limits in self.classes.items() for name, limit in limits.limits().items()}
         return {**self.limits(), **mine}
 
+    def percentiles(self) -> dict[str, float]:
+        """The latency targets whose percentile is judged: none under a goodput target, which is of single requests."""
+        return self.latencies() if self.goodput is None else {}
+
 
 class Latency(NamedTuple):
     """A latency target's name taken apart: "short:p95_ttft" is class "short", percentile 95, metric "ttft"."""

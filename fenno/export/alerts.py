@@ -51,7 +51,7 @@ def left_out(targets: Targets) -> Iterator[str]:
     """Targets for which a server's metrics have nothing, and why."""
     if targets.goodput is not None:
         yield "goodput, and every latency with it: the engine does not know whether one request kept all limits"
-    for name in targets.latencies() if targets.goodput is None else ():
+    for name in targets.percentiles():
         latency = Latency.of(name)
         if latency.cls:
             yield f"{name}: the engine does not know which class a request is of"
@@ -80,10 +80,9 @@ def _alive(service: Service, job: str) -> Iterator[dict[str, Any]]:
 
 
 def _targets(targets: Targets, job: str) -> Iterator[dict[str, Any]]:
-    # Under a goodput target no percentile has to be held.
-    for name, limit in targets.limits().items() if targets.goodput is None else ():
+    for name, limit in targets.percentiles().items():
         latency = Latency.of(name)
-        if latency.metric in HISTOGRAMS:
+        if latency.cls is None and latency.metric in HISTOGRAMS:
             alert = f"VllmSlowP{latency.percentile:g}{latency.metric.capitalize()}".replace(".", "_")
             expression = f"{quantile(latency.percentile, latency.metric, job)} > {limit:g}"
             summary = f"{job}: {name} is above {units.show_duration(limit)}"

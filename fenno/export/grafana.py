@@ -67,10 +67,9 @@ def _panel(title: str, unit: str, queries: dict[str, str], limit: float | None =
 
 def _latencies(service: Service) -> Iterator[dict[str, Any]]:
     """A panel for each latency that the engine has, with the strictest target on it; a goodput target makes a percentile none."""
-    targets = service.recipe.targets
-    limits = targets.limits() if targets.goodput is None else {}
+    limits = {Latency.of(name): limit for name, limit in service.recipe.targets.percentiles().items()}
     for metric, title in TITLES.items():
-        aimed = {Latency.of(name).percentile: limit for name, limit in limits.items() if Latency.of(name).metric == metric}
+        aimed = {of.percentile: limit for of, limit in limits.items() if (of.cls, of.metric) == (None, metric)}
         shown = sorted({50, 95, 99, *aimed})
         queries = {f"P{percentile:g}": alerts.quantile(percentile, metric, JOB, WINDOW) for percentile in shown}
         wanted = ", ".join(f"P{percentile:g} ≤ {limit:g} s" for percentile, limit in sorted(aimed.items()))

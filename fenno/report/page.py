@@ -218,7 +218,7 @@ def worth(document: Document, best: Trial | None, trials: Sequence[Trial], space
     if best is None or document["verdict"] != "met":
         return ""
     changed = spaces.changed(best.point, space)
-    without = {knob: (spaces.canonical({**best.point, knob: space.defaults[knob]}, space), best.rate) for knob in changed}
+    without = {knob: (spaces.without(best.point, knob, space), best.rate) for knob in changed}
     measured = [t for t in reversed(trials) if t.measured]
     back = {knob: next((t for t in measured if (t.point, t.rate) == at), None) for knob, at in without.items()}
     if not any(back.values()):

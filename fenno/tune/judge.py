@@ -71,10 +71,9 @@ def judge(targets: Targets, figures: Mapping[str, Figure], *, steady: bool, note
     else. `steady` is false while the queue still grows: then no rate is being held, and the QPS target is unclear. With a goodput
     target the latencies are the limits of single requests, and none of their percentiles is judged.
     """
-    if targets.goodput is None:
-        findings = [_at_most(name, limit, figures.get(name)) for name, limit in targets.latencies().items()]
-    else:
-        findings = [_at_least("goodput", targets.goodput, figures.get("goodput"))]
+    findings = [_at_most(name, limit, figures.get(name)) for name, limit in targets.percentiles().items()]
+    if targets.goodput is not None:
+        findings.append(_at_least("goodput", targets.goodput, figures.get("goodput")))
     if targets.qps is not None:
         findings.append(_rate(targets.qps, figures.get("qps"), steady))
     if targets.memory is not None:

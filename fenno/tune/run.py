@@ -202,7 +202,7 @@ def put_back(winner: Trial, space: Space, restart: Point) -> list[dict[str, Scal
     changed = spaces.changed(winner.point, space)
     if len(changed) < 2 or spaces.restart_part(winner.point, space) != restart:
         return []
-    return [spaces.canonical({**winner.point, knob: space.defaults[knob]}, space) for knob in changed if knob in space.values]
+    return [spaces.without(winner.point, knob, space) for knob in changed if knob in space.values]
 
 
 def meet(run: Run) -> Verdict:

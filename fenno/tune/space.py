@@ -196,6 +196,11 @@ def canonical(point: Point, space: Space) -> dict[str, Scalar]:
     return {knob: space.defaults[knob] if off and knob in (AGING, EDGES) else value for knob, value in point.items()}
 
 
+def without(point: Point, knob: str, space: Space) -> dict[str, Scalar]:
+    """`point` with its change of one knob put back."""
+    return canonical({**point, knob: space.defaults[knob]}, space)
+
+
 def wide(space: Space) -> dict[str, Scalar | list[Scalar]]:
     """Flags of the one start under which every point can be reached by narrowing."""
     flags: dict[str, Scalar | list[Scalar]] = {}
