@@ -1,4 +1,5 @@
-"""Real starts on one GPU beside their plans: five shapes in published sizes with random weights, one of which does not fit.
+"""Real starts on one GPU beside their plans: shapes in published sizes with random weights, one of which does not fit. The last two
+had no part in making the plan's allowances.
 
 usage: python benchmarks/plan/gpu_starts.py RESULTS [--python PY] [--gpu-type H200] [--only NAME]... [--limit S] [--tiny]
        python benchmarks/plan/gpu_starts.py --log ENGINE_LOG...       (what a log says, without a start)
@@ -53,6 +54,20 @@ SHAPES: dict[str, dict[str, Any]] = {
         "config": {
             **{**LLAMA, "hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80},
             "num_attention_heads": 64,
+        },
+        "flags": {"max-model-len": 8192},
+    },
+    "unseen 7b": {
+        "config": {
+            **{**LLAMA, "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584},
+            **{"intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4},
+        },
+        "flags": {"max-model-len": 8192},
+    },
+    "unseen 24b": {
+        "config": {
+            **{**LLAMA, "vocab_size": 131072, "hidden_size": 5120, "intermediate_size": 32768, "num_hidden_layers": 40},
+            "head_dim": 128,
         },
         "flags": {"max-model-len": 8192},
     },
