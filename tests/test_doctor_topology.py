@@ -153,6 +153,15 @@ def test_a_sound_host_raises_no_alarm(name: str) -> None:
     assert {finding.status for _, finding in results} <= {"pass", "skip"}
 
 
+@pytest.mark.parametrize("name", ["h200x2_nvml", "h200x2_topo_m"])
+def test_the_custom_all_reduce_of_two_h200s_is_predicted_as_vllm_decided_it_there(name: str) -> None:
+    decided = json.loads((FOLDER.parents[1] / "benchmarks/kv/results/2026-11-30-two-h200-all-reduce.json").read_text())
+    assert decided["custom_all_reduce"] and decided["used"] and decided["right"]
+    found = facts(name)
+    assert found.topology is not None and all(found.topology.nvlink.values()) == decided["fully_connected"]
+    assert verdict(name, "topology.all-reduce") == ("pass", "TP 2: all pairs NVLink, custom all-reduce on")
+
+
 def test_a_smaller_group_that_is_joined_throughout_is_named() -> None:
     ((_, finding),) = checks.run(checks.select(["topology.all-reduce"], []), facts("dgx1_v100x8"))
     assert "CUDA_VISIBLE_DEVICES=0,1,2,3 and tensor-parallel-size 4" in finding.fix

@@ -153,14 +153,15 @@ def test_on_an_h200_the_cache_is_what_the_engine_reported(budget: int, available
 
 
 RESULTS = Path(__file__).parents[1] / "benchmarks/plan/results"
-FIVE, NINE = (json.loads((RESULTS / f"2026-11-30-h200{name}.json").read_text()) for name in ("-five-shapes", ""))
+FIVE, UNSEEN, NINE = (json.loads((RESULTS / f"2026-11-30-h200{name}.json").read_text()) for name in ("-five-shapes", "-unseen", ""))
+SHAPES = {name: {"of": each, **start} for each in (FIVE, UNSEEN) for name, start in each["starts"].items()}
 
 
 def planned(start: dict[str, Any]) -> dict[str, Any]:
-    """What the product plans for a recorded start of five."""
+    """What the product plans for a recorded start."""
     asked = recipe(engine={"flags": {"load-format": "dummy", "dtype": "bfloat16", **start["flags"]}})
-    version = FIVE["engine"].removeprefix("vllm ")
-    return make.make(asked, start["config"], gpus.named(FIVE["device"]), 1, engine=version)
+    version = start["of"]["engine"].removeprefix("vllm ")
+    return make.make(asked, start["config"], gpus.named(start["of"]["device"]), 1, engine=version)
 
 
 def near(made: dict[str, Any], reported: dict[str, Any], share: float) -> bool:
@@ -170,18 +171,20 @@ def near(made: dict[str, Any], reported: dict[str, Any], share: float) -> bool:
     return abs(other) <= FIVE["bars"]["other_gib"] and abs(tokens) <= FIVE["bars"]["tokens"]
 
 
-@pytest.mark.parametrize("name", [name for name, start in FIVE["starts"].items() if "reported" in start])
+@pytest.mark.parametrize("name", [name for name, start in SHAPES.items() if "reported" in start])
 def test_on_an_h200_each_shape_is_within_the_bars_of_what_its_start_reported(name: str) -> None:
-    start = FIVE["starts"][name]
+    start = SHAPES[name]
     made = planned(start)
     assert near(made, start["reported"], start["reported"]["share_gib"])
     # The figures that the results and docs/plan.md show are the product's.
     assert made["cache"]["tokens"] == start["planned"]["tokens"]
     assert round((made["limit"] - made["cache"]["room"]) / GIB, 2) == start["planned"]["other_gib"]
+    captured = {**made["rest"], **made["beside"]}["CUDA graphs"] / GIB
+    assert captured == start["planned"]["graphs_gib"] == pytest.approx(start["reported"]["graphs_gib"], abs=0.12)
 
 
 def test_the_shape_that_does_not_fit_is_planned_so_and_was_refused_before_a_start() -> None:
-    start = FIVE["starts"]["too large"]
+    start = SHAPES["too large"]
     made = planned(start)
     assert made["impossible"] and not made["fits"]
     assert start["serve"]["code"] == 2 and not start["serve"]["started"]
@@ -224,16 +227,19 @@ def test_which_model_runner_a_model_gets_follows_the_release(
 
 
 def test_graphs_beside_the_share_take_no_room_of_it_and_are_named_unless_the_cache_has_a_size_of_its_own() -> None:
-    def made(version: str | None, **flags: Any) -> tuple[int, str]:
+    def made(version: str | None, **flags: Any) -> tuple[int, dict[str, int], str]:
         found = make.make(recipe(engine={"flags": flags}), {**LLAMA_8B, **LLAMA}, gpus.named("H200"), 1, engine=version)
-        return found["rest"]["CUDA graphs"], " ".join(found["notes"])
+        return found["rest"]["CUDA graphs"], found["beside"], " ".join(found["notes"])
 
-    graphs, said = made("0.24.0")
-    assert graphs == 0 and "vLLM 0.24.0's model runner V2" in said and "CUDA graphs (about 1.0 GiB) beside the share" in said
-    assert made("0.24.0", **{"kv-cache-memory-bytes": 2**33})[0] == runner.V2.graphs
-    assert "beside" not in made("0.24.0", **{"enforce-eager": True})[1]
-    graphs, said = made(None)
-    assert graphs == runner.V2.graphs and "no vLLM that fenno knows was found: the allowances are those of 0.29 and later" in said
+    graphs, beside, said = made("0.24.0")
+    assert graphs == 0 and beside == {"CUDA graphs": runner.V2.graphs}
+    assert "vLLM 0.24.0's model runner V2" in said and "CUDA graphs (about 1.0 GiB) beside the share" in said
+    assert made("0.24.0", **{"kv-cache-memory-bytes": 2**33})[:2] == (runner.V2.graphs, {})
+    eager = made("0.24.0", **{"enforce-eager": True})
+    assert eager[:2] == (0, {}) and "beside" not in eager[2]
+    graphs, beside, said = made(None)
+    assert graphs == runner.V2.graphs and beside == {}
+    assert "no vLLM that fenno knows was found: the allowances are those of 0.29 and later" in said
 
 
 def test_on_a_cpu_the_tokens_are_those_of_the_engines_own_line() -> None:

@@ -99,7 +99,8 @@ def report(log: str) -> dict[str, float]:
 
 def planned(plan: dict[str, Any]) -> dict[str, float]:
     """The plan's figures under the same names."""
-    rest = {name: size / GIB for name, size in plan["rest"].items()}
+    # What lies beside the engine's share weighs nothing in the rest, and is captured all the same.
+    rest = {name: size / GIB for name, size in {**plan["rest"], **plan["beside"]}.items()}
     return {
         "weights_gib": sum(plan["weights"].values()) / GIB,
         "cache_gib": plan["cache"]["room"] / GIB,

@@ -46,6 +46,7 @@ def make(
         "limit": found.limit,
         "weights": dict(found.weights),
         "rest": dict(found.rest),
+        "beside": {"CUDA graphs": at.runner.graphs} if fit.beside(at) else {},
         "cache": _cache(shape, at, found),
         "fits": found.fits,
         "lacks": found.lacks,
