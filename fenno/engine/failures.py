@@ -68,7 +68,12 @@ class Diagnosis:
 
 
 # PyTorch's words; which memory it was, the stage says.
-_OOM = (r"OutOfMemoryError: ", r"CUDA out of memory\. Tried to allocate", r"CUDA error: out of memory", r"\[CUDA\]: out of memory")
+_OOM = (
+    r"OutOfMemoryError: (?!out of resource)",
+    r"CUDA out of memory\. Tried to allocate",
+    r"CUDA error: out of memory",
+    r"\[CUDA\]: out of memory",
+)
 
 FAILURES: tuple[Failure, ...] = (
     # ---- the command line ----
@@ -607,9 +612,10 @@ FAILURES: tuple[Failure, ...] = (
     Failure(
         "kernel-resources",
         "A kernel too large for this GPU",
-        (r"OutOfResources: out of resource: (?P<resource>.{1,40}), Required", r"too many resources requested for launch"),
-        "A Triton kernel was tuned for a GPU with more shared memory or registers than this one has.",
-        "Try another --attention-backend; a mixture-of-experts model may need a tuned configuration for this GPU.",
+        (r"out of resource: (?P<resource>.{1,80}?),? Required", r"too many resources requested for launch"),
+        "A Triton kernel was made for a GPU with more shared memory or registers than this one has.",
+        "Try a smaller --block-size or another --attention-backend; a mixture-of-experts model may need a tuned configuration for "
+        "this GPU.",
         again="no",
     ),
     Failure(
