@@ -2,8 +2,9 @@
 
 usage: python benchmarks/kv/starts.py PLAN.json MODEL RESULTS [--limit SECONDS] [--gpus N]
 
-For each backend that the plan calls usable two legal and two illegal pairs, all engines at once, spread over the GPUs: a model of
-two layers in the folder MODEL with random weights, eight tokens. RESULTS gets starts.json and a log for each engine.
+For each backend that the plan calls usable three legal pairs, with the smallest blocks and the largest, and two illegal ones, all
+engines at once, spread over the GPUs: a model of two layers in the folder MODEL with random weights, eight tokens. RESULTS gets
+starts.json and a log for each engine.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ MARK = "fenno-start:"
 
 
 def pairs(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    """The pairs to start: of every usable backend the first and the last legal one, and as many illegal ones."""
+    """The pairs to start: of every usable backend the first two legal ones and the last, and the first and the last illegal one."""
     found = []
     for name, backend in plan["backends"].items():
-        for legal, listed in ((True, backend["legal"]), (False, backend["illegal"])):
-            for pair in listed if len(listed) < 3 else (listed[0], listed[-1]):
+        for legal, listed, first in ((True, backend["legal"], 2), (False, backend["illegal"], 1)):
+            for pair in [*listed[:first], *listed[first:][-1:]]:
                 said = {"backend": name, "layout": pair["layout"], "block": pair["block"], "legal": legal}
                 found.append({**said, "plan": pair.get("why", "")})
     return found
