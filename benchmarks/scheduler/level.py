@@ -15,6 +15,9 @@ other order; an arm is a set of live knobs laid over first come, first served, a
 
 Of a block the requests count whose first token came after its first `lead` seconds: longer than anybody waits, so that these were
 sent under its own arm. `unset: MEAN` as in `study.py`. What ran and waited is noted twice a second: that is how level it was.
+A host is a tenth or a fifth faster in one block than in the next, and a queue feels that several times over. So the table ends with
+what an arm would be against the first one at the same time per output token (TPOT). It speaks of arms that change nothing but the
+order; a threshold or a budget changes the steps themselves.
 DIR/study.json is written after every block, with those whose requests have surely ended. This Python needs fenno.
 """
 
@@ -33,10 +36,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from study import BEGAN, Said, opened, order, triple, unlimited
 
 from fenno import control
+from fenno.compare.judge import quantile
 from fenno.engine import live
 from fenno.load import run as load
 from fenno.load.client import rank
@@ -100,12 +105,14 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """One request: its class, when its first token came (or it failed, without `ttft`); seconds to its first and last token."""
+    """One request: its class, when its first token came (or it failed, without figures); seconds to its first and last token, and
+    a token between them (None of one token)."""
 
     cls: str
     moment: float
     ttft: float | None
     e2el: float | None
+    tpot: float | None
 
 
 def a_round(part: Part, rate: float, classes: Sequence[LengthClass], seed: int) -> list[Arrival]:
@@ -145,28 +152,32 @@ def trial(name: str, part: Part, block: Block, requests: Sequence[Seen]) -> dict
         for what in ("ttft", "e2el")
     }
     rate = len(mine) / (block.end - block.begin - part.lead)
+    tpots = [1e3 * r.tpot for r in mine if r.tpot is not None]
     about = {"part": name, "arm": block.arm, "seed": block.seed, "qps": round(rate, 2), "levels": block.levels}
+    about["tpot_ms"] = round(statistics.fmean(tpots), 2) if tpots else None
     return {**about, "ttfts_ms": ms["ttft"], "e2els_ms": ms["e2el"]}
 
 
 def table(trials: Sequence[dict[str, Any]]) -> str:
     """Over the requests of all blocks of an arm; in brackets against the part's first arm, then the least and the most of the
-    seeds' own ratios of P95. `waiting` and `running` are means."""
-    heads = "part,arm,blocks,qps,running,waiting,class,failed,TTFT P50/P95/P99 (ms),P95,P99,E2EL P50 (ms)".split(",")
+    seeds' own ratios of P95. `waiting`, `running` and `TPOT` are means. The last two: `evened`."""
+    heads = "part,arm,blocks,qps,running,waiting,TPOT (ms),class,failed,TTFT P50/P95/P99 (ms),P95,P99,E2EL P50 (ms)".split(",")
+    heads += ["P95 at one TPOT", "P99 at one TPOT"]
     lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
     for part, arm in dict.fromkeys((t["part"], t["arm"]) for t in trials):
-        mine = [t for t in trials if (t["part"], t["arm"]) == (part, arm)]
-        first = [t for t in trials if (t["part"], t["arm"]) == (part, next(t["arm"] for t in trials if t["part"] == part))]
+        blocks = [t for t in trials if t["part"] == part]
+        mine, first = ([t for t in blocks if t["arm"] == name] for name in (arm, blocks[0]["arm"]))
         levels = [level for t in mine for level in t["levels"]] or [(0, 0)]
         mean = [statistics.fmean(column) for column in zip(*levels, strict=True)]
+        tpot = statistics.fmean(t["tpot_ms"] or math.nan for t in mine)
         about = f"| {part} | {arm} | {len(mine)} | {statistics.fmean(t['qps'] for t in mine):.1f} | {mean[0]:.0f} | {mean[1]:.0f} "
+        about += f"| {tpot:.1f} "
         for cls in sorted({c for t in mine for c in t["ttfts_ms"]}):
             ttfts, e2el = pooled(mine, cls, "ttfts_ms"), at(pooled(mine, cls, "e2els_ms"), 50)
             p95, p99 = (change(mine, first, cls, p) for p in (95, 99))
             failed = ttfts.count(None) / len(ttfts)
-            lines.append(
-                f"{about}| {cls} | {failed:.1%} | {triple(ttfts)} | {p95} {seeds(mine, first, cls)} | {p99} | {e2el:.0f} |"
-            )
+            told = f"{failed:.1%} | {triple(ttfts)} | {p95} {seeds(mine, first, cls)} | {p99} | {e2el:.0f}"
+            lines.append(f"{about}| {cls} | {told} | {evened(blocks, arm, cls, 95)} | {evened(blocks, arm, cls, 99)} |")
     return "\n".join(lines)
 
 
@@ -190,6 +201,28 @@ def seeds(mine: Sequence[dict[str, Any]], first: Sequence[dict[str, Any]], cls: 
     pairs = [(t["ttfts_ms"].get(cls, []), other[t["seed"]]["ttfts_ms"].get(cls, [])) for t in mine if t["seed"] in other]
     ratios = [ratio - 1 for ours, theirs in pairs if not math.isnan(ratio := at(ours, 95) / at(theirs, 95))]
     return f"({min(ratios):+.0%}..{max(ratios):+.0%})" if ratios else ""
+
+
+def evened(blocks: Sequence[dict[str, Any]], arm: str, cls: str, p: float) -> str:
+    """What a percentile is under `arm` against a part's first arm, had both had the same TPOT, with its 95 % interval.
+
+    Least squares over all blocks, in logarithms: a level for every seed, one for every other arm, and how it goes with TPOT.
+    """
+    figures = [(t, ms) for t in blocks if t["tpot_ms"] and 0 < (ms := at(t["ttfts_ms"].get(cls, []), p)) < math.inf]
+    known, every = [t for t, _ in figures], list(dict.fromkeys(t["seed"] for t in blocks))
+    others = [name for name in dict.fromkeys(t["arm"] for t in blocks) if name != blocks[0]["arm"]]
+    if arm not in others:
+        return "–"
+    rows = [[*(t["seed"] == s for s in every), *(t["arm"] == a for a in others), math.log(t["tpot_ms"])] for t in known]
+    x, y = np.array(rows, float).reshape(-1, len(every) + len(others) + 1), np.log([ms for _, ms in figures])
+    found, _, rank_, _ = np.linalg.lstsq(x, y, rcond=None)
+    if rank_ < x.shape[1] or rank_ == len(y):
+        return "–"
+    freedom, which = len(y) - int(rank_), len(every) + others.index(arm)
+    spread = math.sqrt(float(np.sum((y - x @ found) ** 2)) / freedom * np.linalg.inv(x.T @ x)[which, which])
+    half = quantile(0.975, freedom) * spread
+    low, high = (math.expm1(found[which] + sign * half) for sign in (-1, 1))
+    return f"{math.expm1(found[which]):+.0%} ({low:+.0%}..{high:+.0%})"
 
 
 @dataclasses.dataclass
@@ -281,6 +314,7 @@ class Study:
                 r.first if r.ok and r.first else r.end,
                 r.ttft if r.ok else None,
                 r.e2el if r.ok else None,
+                r.tpot if r.ok else None,
             )
             for r in run.records()
             if r.outcome != "cancelled"
