@@ -139,6 +139,51 @@ def test_a_whole_weight_of_another_shape_or_twice_is_named() -> None:
         grok._load("b.bias", torch.zeros(1), {})
 
 
+def stage(folder: Path) -> Any:
+    """The last layer of two, without a weight: what a pipeline stage has of the Grok in `folder`."""
+    from torch import nn
+    from vllm.model_executor.models.utils import PPMissingLayer
+
+    from fenno.vllm_plugin import grok_layout
+
+    model = nn.Module()
+    model.grok = grok_layout.read(SimpleNamespace(**json.loads((folder / "config.json").read_text())))
+    model.filtered = False
+    model.lm_head, model.model = PPMissingLayer(), nn.Module()
+    model.model.embed_tokens, model.model.norm = PPMissingLayer(), PPMissingLayer()
+    model.model.layers = nn.ModuleList([PPMissingLayer(), nn.Module()])
+    return model
+
+
+def test_a_rank_asks_for_the_weights_of_its_stage_and_of_its_experts(folders: dict[str, Path]) -> None:
+    from fenno.vllm_plugin.grok import GrokForCausalLM
+
+    model = stage(folders["git"])
+    with pytest.raises(ValueError, match=r"lacks model\.layers\.1\.mlp\.gate_proj\.weight, .* and 33 more"):
+        GrokForCausalLM.load_weights(model, [])
+    # Of vLLM's loader it then gets no expert of another rank's: the 24 weights of eight experts are not asked for.
+    model.filtered = True
+    with pytest.raises(ValueError, match="and 9 more"):
+        GrokForCausalLM.load_weights(model, [])
+
+
+def test_scales_of_the_kv_cache_are_taken_and_tables_of_the_rotation_left(folders: dict[str, Path]) -> None:
+    import torch
+    from torch import nn
+
+    from fenno.vllm_plugin.grok import GrokForCausalLM
+
+    model = stage(folders["grok-1"])
+    model.model.layers[1].self_attn = nn.Module()
+    model.model.layers[1].self_attn.attn = nn.Module()
+    scale = model.model.layers[1].self_attn.attn.k_scale = nn.Parameter(torch.tensor(-1.0), requires_grad=False)
+    at = "model.layers.1.attn."
+    weights = {f"{at}k_proj.k_scale": 0.5, f"{at}v_proj.v_scale": 0.5, f"{at}rotary_emb.inv_freq": 0.5}
+    with pytest.raises(ValueError, match="the checkpoint lacks"):
+        GrokForCausalLM.load_weights(model, [(name, torch.tensor(value)) for name, value in weights.items()])
+    assert scale == 0.5
+
+
 @pytest.mark.parametrize(
     ("config", "change"),
     [

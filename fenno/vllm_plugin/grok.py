@@ -22,9 +22,10 @@ from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVPar
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+from vllm.model_executor.model_loader.weight_utils import default_weight_loader, maybe_remap_kv_scale_name
 from vllm.model_executor.models.interfaces import SupportsPP
 from vllm.model_executor.models.utils import (
+    PPMissingLayer,
     is_pp_missing_parameter,
     make_empty_intermediate_tensors_factory,
     make_layers,
@@ -166,11 +167,13 @@ class GrokModel(nn.Module):  # type: ignore[misc]
         super().__init__()
         grok = grok_layout.read(vllm_config.model_config.hf_text_config)
         self.multiplier = grok.embedding
-        self.embed_tokens = VocabParallelEmbedding(grok.vocab, grok.hidden)
+        stage = get_pp_group()
+        embeds = stage.is_first_rank or (grok.tied and stage.is_last_rank)
+        self.embed_tokens = VocabParallelEmbedding(grok.vocab, grok.hidden) if embeds else PPMissingLayer()
         self.start_layer, self.end_layer, self.layers = make_layers(
             grok.layers, lambda prefix: GrokLayer(grok, vllm_config, prefix), prefix=f"{prefix}.layers"
         )
-        self.norm = RMSNorm(grok.hidden, eps=grok.epsilon)
+        self.norm = RMSNorm(grok.hidden, eps=grok.epsilon) if stage.is_last_rank else PPMissingLayer()
         self.make_empty_intermediate_tensors = make_empty_intermediate_tensors_factory([*STREAM], grok.hidden)
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
@@ -208,12 +211,16 @@ class GrokForCausalLM(nn.Module, SupportsPP):  # type: ignore[misc]
         super().__init__()
         self.grok = grok = grok_layout.read(vllm_config.model_config.hf_text_config)
         _warn(grok, vllm_config.model_config.max_model_len)
+        parallel = vllm_config.parallel_config
+        # vLLM's loader then leaves out the experts of other ranks.
+        self.filtered = parallel.enable_expert_parallel and parallel.enable_ep_weight_filter
         self.model = GrokModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
-        self.lm_head = ParallelLMHead(
-            grok.vocab, grok.hidden, quant_config=vllm_config.quant_config, prefix=maybe_prefix(prefix, "lm_head")
-        )
-        if grok.tied:
-            self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
+        if get_pp_group().is_last_rank:
+            quant = vllm_config.quant_config
+            head = ParallelLMHead(grok.vocab, grok.hidden, quant_config=quant, prefix=maybe_prefix(prefix, "lm_head"))
+            self.lm_head = head.tie_weights(self.model.embed_tokens) if grok.tied else head
+        else:
+            self.lm_head = PPMissingLayer()
         # Grok multiplies before it caps and vLLM caps before it multiplies: the same with a cap that much larger.
         cap = grok.final_cap / grok.output if grok.final_cap else None
         self.logits_processor = LogitsProcessor(grok.vocab, scale=grok.output, soft_cap=cap)
@@ -240,7 +247,7 @@ class GrokForCausalLM(nn.Module, SupportsPP):  # type: ignore[misc]
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Take whole weights under the names of either release; returns the names of the parameters that got something.
 
-        Raises `ValueError` that names a weight which is missing, doubled, misshaped or none of Grok's.
+        Raises `ValueError` that names a weight which is missing from this stage, doubled, misshaped or none of Grok's.
         """
         expected = grok_layout.weights(self.grok)
         parameters = {grok_versions.plain_name(name): (name, value) for name, value in self.named_parameters()}
@@ -248,13 +255,17 @@ class GrokForCausalLM(nn.Module, SupportsPP):  # type: ignore[misc]
         loaded: set[str] = set()
         for spelt, tensor in weights:
             name = grok_layout.second_name(spelt)
-            if name == "lm_head.weight" and self.grok.tied:
+            if name.endswith("_scale"):
+                name = maybe_remap_kv_scale_name(name, parameters)
+            # Not kept: a scale of a KV cache that is not quantised here, tables that some ports hold, a head that is tied.
+            if name is None or ".rotary_emb." in name or (name == "lm_head.weight" and self.grok.tied):
                 continue
             _check(name, tensor, expected, seen)
             seen.add(name)
             if not is_pp_missing_parameter(name, self):
                 loaded.add(_load(name, tensor, parameters))
-        grok_layout.complete(expected, seen)
+        here = [name for name in expected if not is_pp_missing_parameter(name, self)]
+        grok_layout.complete([name for name in here if not (self.filtered and ".experts." in name)], seen)
         return loaded
 
 
