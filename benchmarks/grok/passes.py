@@ -42,7 +42,7 @@ def workload(llm: Any, given: dict[str, int]) -> float:
 
     rng = random.Random(9)
     prompts = [{"prompt_token_ids": [rng.randrange(WORDS) for _ in range(given["prompt"])]} for _ in range(given["sequences"])]
-    # Greedy answers of random weights fall into loops, by chance into such as need few experts or into such as need many.
+    # Greedy answers of random weights fall into loops.
     sampling = vllm.SamplingParams(temperature=1, max_tokens=given["answer"], ignore_eos=True, detokenize=False)
     began = time.perf_counter()
     results = llm.generate(prompts, sampling, use_tqdm=False)
