@@ -17,7 +17,8 @@ from fenno.recipe import Recipe
 from fenno.tune import again, arms, climb, confirm, session
 from fenno.tune import verdict as telling
 from fenno.tune.capacity import Maximize
-from fenno.tune.propose import Limit
+from fenno.tune.judge import Figure, Finding, Judgement
+from fenno.tune.propose import Limit, Load
 from fenno.tune.run import Run, ablation, met_live, next_point, next_start, put_back
 from fenno.tune.space import AGING, BUDGET, CAP, POLICY, Point, Space
 from fenno.tune.study import State, Study, Trial
@@ -220,6 +221,56 @@ def study_on(
 
 # A surface on which the defaults are not enough, so that there is a search.
 SEARCHED = 4
+
+
+class Flagged(surfaces.Replayed):
+    """A bench without anything to turn live: an engine's score is told by the flags of the start that it has."""
+
+    scores: dict[str, float]
+
+    @contextlib.contextmanager
+    def wide(self, restart: Point) -> Iterator[surfaces.Seat]:
+        yield FlaggedSeat(self, dict(restart))
+
+    @contextlib.contextmanager
+    def plain(self, point: Point) -> Iterator[surfaces.Seat]:
+        yield FlaggedSeat(self, dict(point))
+
+
+class FlaggedSeat(surfaces.Seat):
+    def measure(self, recipe: Recipe, *, arm: str, seed: int, patience: int = 1) -> Measured:
+        bench = cast(Flagged, self.bench)
+        bench.clock += 40.0
+        score_ = bench.scores["".join(flag[0] for flag in ("one", "two") if self.point.get(flag))]
+        state: Any = "met" if score_ <= 1 else "missed"
+        finding = Finding("p95_ttft", 0.8, Figure(0.8 * score_), state, score_)
+        return Measured(Judgement(state, (finding,)), {}, Load(), True, 40.0)
+
+
+@pytest.mark.parametrize(
+    ("scores", "cold", "budget"),
+    [
+        # By flags of the start: the score without, with the one, the other, both. What is cold in its order, the last the winner.
+        ({"": 2.0, "o": 1.98, "t": 0.9, "ot": 0.9}, ["t"], 900.0),
+        ({"": 2.0, "o": 1.98, "t": 1.5, "ot": 0.9}, ["t", "ot"], 900.0),
+        ({"": 2.0, "o": 1.5, "t": 0.9, "ot": 0.9}, ["ot"], 900.0),
+        ({"": 2.0, "o": 1.98, "t": 0.9, "ot": 0.9}, ["ot"], 200.0),
+        ({"": 2.0, "o": 0.9, "t": 0.9, "ot": 0.9}, ["o"], 900.0),
+    ],
+)
+def test_a_flag_of_the_start_that_brought_nothing_is_put_back_by_the_cold_start_that_confirms(
+    tmp_path: Path, scores: dict[str, float], cold: list[str], budget: float
+) -> None:
+    of = surfaces.surface(1)
+    bench = Flagged(of, random.Random(1))
+    bench.scores = scores
+    where = Space({CAP: (64,)}, {CAP: 64, "one": None, "two": None}, {"one": (1,), "two": (1,)})
+    run = Run(surfaces.recipe(of), where, Study(tmp_path, where, 1), 1, budget, cast(Any, score.Silent()), bench)
+    verdict, trials = confirm.tune(run), run.study.trials()
+    made = ["".join(flag[0] for flag in ("one", "two") if t.point[flag]) for t in trials if t.origin == "confirmation"]
+    assert made == cold and verdict.outcome == "met" and verdict.trial == trials[-1]
+    assert verdict.sentence.endswith("confirmed after a cold start with plain flags")
+    assert confirm.tune(run).sentence == verdict.sentence and run.study.trials() == trials, "nothing is made again"
 
 
 @pytest.mark.parametrize("maximize", [None, "qps", "goodput"])

@@ -241,6 +241,23 @@ def test_what_holds_the_nearest_point_back_and_what_would_help_is_in_document_an
     assert "limit" not in document(*nothing())
 
 
+def test_why_the_changes_helped_is_told_by_what_bound_before_and_what_binds_now() -> None:
+    trials = [
+        replace(measured(0, 2.361, origin="defaults"), limit=Limit("front end", "325 in flight, of which 176 ran"), rate=66.4),
+        replace(measured(1, 0.199, origin="confirmation", **{CAP: 64}), limit=Limit("overhead", "354 ran"), rate=66.4),
+    ]
+    verdict = verdicts.met(trials[1], SPACE, confirmed=True)
+    said = "why max_num_active_seqs=64 helped: the defaults were held back by front end (325 in flight, of which 176 ran); "
+    said += "p95_ttft went from 2.36 s to 199 ms, and "
+    assert document(verdict, trials)["helped"] == f"{said}overhead binds now (354 ran)"
+    assert f"{said[0].upper()}{said[1:]}overhead binds now (354 ran)" in Reader(render(verdict, trials)).text
+    same = [trials[0], replace(trials[1], limit=Limit("front end", "354 ran"))]
+    assert document(verdicts.met(same[1], SPACE, confirmed=True), same)["helped"] == f"{said}it still binds (354 ran)"
+    for silent in ([trials[1]], [replace(trials[0], rate=80.0), trials[1]], [replace(trials[0], state="unclear"), trials[1]]):
+        assert "helped" not in document(verdict, silent), "the defaults were not seen to miss at that rate"
+    assert "helped" not in document(*infeasible())
+
+
 def test_a_winner_that_holds_more_is_set_beside_no_trial_at_a_lower_rate() -> None:
     trials = [measured(0, 0.5, origin="defaults"), measured(1, 0.5, **{CAP: 16, BUDGET: 512})]
     trials += [measured(2, 0.4, **{CAP: 16}), replace(measured(3, 0.5, **{CAP: 16, BUDGET: 512}), rate=80.0)]

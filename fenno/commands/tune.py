@@ -209,6 +209,8 @@ def tell(opened: Session, verdict: Verdict, *, serve: bool) -> int:
         opened.document["roofline"] = bound
     document = session.finish(opened, verdict, page.tune)
     console.say(verdict.sentence, style="bold")
+    if helped := document.get("helped"):
+        console.say(helped)
     if verdict.outcome != "met" and (limit := document.get("limit")):
         console.say(f"what holds it back: {limit['name']} ({limit['evidence']})")
         if limit["help"]:

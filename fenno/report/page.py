@@ -153,6 +153,8 @@ def comparison(document: Document, best: Trial | None, before: Trial | None) -> 
     # What was no valid measurement is shown, and nothing is concluded from it.
     rows = [row(heads, c if before.measured else [*c[:-1], ""]) for c in cells]
     notes = [] if before.measured else [tag("p", f"The defaults gave no valid measurement: {before.reason}")]
+    if helped := document.get("helped"):
+        notes.append(tag("p", helped[0].upper() + helped[1:]))
     if best.point == before.point:
         notes.append(tag("p", "Both are the engine's defaults: what differs is the start, and chance."))
     caption = "The targets with their 95 % intervals, and further figures"

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal, TypeVar
 
 from fenno.errors import EngineError, LoadError
-from fenno.tune import arms, capacity, climb, quality, trial
+from fenno.tune import arms, capacity, climb, propose, quality, trial
 from fenno.tune import space as spaces
 from fenno.tune import verdict as verdicts
 from fenno.tune.arms import Arm
@@ -17,7 +17,7 @@ from fenno.tune.capacity import Bracket, Maximize, Most
 from fenno.tune.claims import Claim
 from fenno.tune.quality import Comparison
 from fenno.tune.run import AGAIN, Run, measured, meet
-from fenno.tune.space import Point
+from fenno.tune.space import Point, Space
 from fenno.tune.study import Trial
 from fenno.tune.verdict import Verdict
 
@@ -55,8 +55,10 @@ def concluded(run: Run, confirm: Confirm, arm: Arm | None) -> Verdict:
             return verdicts.cut_short(run.study.trials(), "the targets were met live, and no time was left for a cold start")
         with run.study.claimed(Claim("confirmation"), 0) as mine:
             if mine:
+                # In a search for the most, every flag has shown what it brings: a rate that was not held without it.
+                winner = found.trial if run.maximize else spared(run, found.trial)
                 verify = confirmed_rate if run.maximize else confirmed
-                verdict = verify(run, found.trial, full=full, done=done)
+                verdict = verify(run, winner, full=full, done=done if winner is found.trial else [winner])
                 if verdict.outcome == "met":
                     # Before anybody else can think of a cold start.
                     run.study.settle(verdicts.dumps(verdict))
@@ -68,6 +70,29 @@ def concluded(run: Run, confirm: Confirm, arm: Arm | None) -> Verdict:
         # A cold start that does not bear out what was seen live sends the search on while there is time.
         refuted = True
         run.events.say(f"{verdict.sentence.partition(';')[0]}; the search goes on")
+
+
+def spared(run: Run, winner: Trial) -> Trial:
+    """The winner without those flags of the start that bring nothing. Each that no two trials show to bring something is put back
+    once, as far as there is time: by a cold start, which is the confirmation where it meets the targets as well."""
+    for knob in spaces.restart_part(winner.point, run.space):
+        trials, point = run.study.trials(), spaces.without(winner.point, knob, run.space)
+        known = any(t.point == point for t in trials) or brings(winner, knob, trials, run.space)
+        # One change alone brings all.
+        if known or len(spaces.changed(winner.point, run.space)) < 2 or not run.time_for_a_start(run.reserve(1)):
+            continue
+        run.events.say(f"{knob} has not been seen to bring anything: the cold start begins without it")
+        ended = cold_trial(run, replace(winner, point=point))
+        winner = ended if ended.state == "met" else winner
+    return winner
+
+
+def brings(winner: Trial, knob: str, trials: Sequence[Trial], space: Space) -> bool:
+    """Whether two trials, alike but for the winner's change of `knob`, show that it is for the better."""
+    last = verdicts.latest(trials)
+    changed = [t for t in last if t.point.get(knob) == winner.point[knob]]
+    pairs = [(a, b) for b in changed for a in last if a.point == spaces.without(b.point, knob, space)]
+    return any(propose.improving([a.score, b.score], patience=1) or (b.state == "met" != a.state) for a, b in pairs)
 
 
 def look(run: Run, starts: int, arm: Arm | None) -> Verdict:
@@ -110,6 +135,8 @@ def confirmed(run: Run, winner: Trial, *, full: bool, done: Sequence[Trial] = ()
     `done`: cold starts that were made already; they count if they are those that come first.
     """
     wanted = blocks(run, winner, full)
+    # Before them may have come cold starts that `spared` a flag.
+    done = [*itertools.dropwhile(lambda t: t.point not in [block.point for block in wanted], done)]
     made = [trial for start in kept(wanted, done) for trial in start]
     ended = [*made, *cold_starts(run, wanted[len(made) :], cold_trial)]
     if len(ended) < len(wanted):

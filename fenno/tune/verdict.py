@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from fenno import errors
 from fenno.tune.capacity import PRECISION, Bracket, Maximize, Most
-from fenno.tune.judge import Figure, Finding
+from fenno.tune.judge import Figure, Finding, spell
 from fenno.tune.space import AGING, EDGES, POLICY, Space, changed, show
 from fenno.tune.study import Trial, from_dict
 
@@ -155,6 +155,7 @@ def document(verdict: Verdict, space: Space, trials: Sequence[Trial]) -> dict[st
         },
         "trials": len(trials),
         **_limit(best),
+        **_helped(verdict, space, trials),
         **_outputs(best, trials),
         **({"capacity": verdict.capacity.as_dict()} if verdict.capacity else {}),
         **({"most": verdict.most.as_dict()} if verdict.most else {}),
@@ -164,6 +165,35 @@ def document(verdict: Verdict, space: Space, trials: Sequence[Trial]) -> dict[st
 def _limit(best: Trial | None) -> dict[str, Any]:
     """What holds the point that is spoken of back, and what would help."""
     return {"limit": {**asdict(best.limit), "help": best.limit.help}} if best and best.limit else {}
+
+
+def _helped(verdict: Verdict, space: Space, trials: Sequence[Trial]) -> dict[str, Any]:
+    """Why a winner's changes helped, where that is known."""
+    best = verdict.trial
+    said = helped(best, space, trials) if best and verdict.outcome == "met" else ""
+    return {"helped": said} if said else {}
+
+
+def helped(best: Trial, space: Space, trials: Sequence[Trial]) -> str:
+    """Why the changes of `best` helped, in a sentence: what held the defaults back at its rate or a lower one, what came of their
+    worst target, and what binds now. Empty where the defaults missed nothing that was seen."""
+    lost = [t for t in trials if t.point == space.defaults and t.state == "missed" and t.limit and t.rate <= best.rate]
+    before = max(lost, key=lambda t: (t.rate, t.number), default=None)
+    if before is None or before.limit is None or best.limit is None or best.point == before.point:
+        return ""
+    was, now = before.limit, best.limit
+    moved = next((said for f in sorted(findings(before), key=lambda f: -f.ratio) if (said := _moved(f, best))), "")
+    binds = f"{now.name} binds now" if now.name != was.name else "it still binds"
+    by = show(changed(best.point, space))
+    return f"why {by} helped: the defaults were held back by {was.name} ({was.evidence}); {moved}{binds} ({now.evidence})"
+
+
+def _moved(before: Finding, best: Trial) -> str:
+    """What a target's figure was and has become; empty where it is not known of both."""
+    target, after = before.target, figure(best, before.target)
+    if before.figure is None or after is None:
+        return ""
+    return f"{target} went from {spell(target, before.figure.value)} to {spell(target, after.value)}, and "
 
 
 def _outputs(best: Trial | None, trials: Sequence[Trial]) -> dict[str, Any]:
