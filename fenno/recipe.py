@@ -87,6 +87,13 @@ class Engine(Model):
         return self
 
     @model_validator(mode="after")
+    def _ranks_are_numbers(self) -> Engine:
+        for name in PARALLEL:
+            if (size := self.flags.get(name)) is not None and not re.fullmatch("[1-9][0-9]*", str(size)):
+                raise ValueError(f"`flags.{name}` is {size!r}: it takes a whole number, such as 8")
+        return self
+
+    @model_validator(mode="after")
     def _one_way_to_start(self) -> Engine:
         if (self.model is None) == (self.url is None):
             raise ValueError("give either `model` (fenno starts vLLM) or `url` (a server that runs already)")

@@ -17,6 +17,7 @@ _BYTES = {
     **{"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12},
 }
 _COUNT = {"": 1, "k": 1000, "ki": 1024, "m": 1_000_000, "mi": 2**20}
+_TOKENS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def _split(text: object, expected: str) -> tuple[float, str]:
@@ -63,6 +64,16 @@ def count(text: object) -> int:
     number, unit = _split(text, expected)
     factor = _COUNT.get(unit.lower())
     if factor is None or number * factor != int(number * factor):
+        raise UsageError(f"{str(text)!r} is not {expected}")
+    return int(number * factor)
+
+
+def tokens(text: object) -> int:
+    """A whole number as `vllm serve` reads those of tokens and bytes: 8192, "8k" (8000), "8K" (8192) or "25.6k"."""
+    expected = "a whole number such as 8192, 8k (8000) or 8K (8192)"
+    number, unit = _split(text, expected)
+    factor = _TOKENS.get(unit)
+    if factor is None or (number != int(number) and not unit.islower()):
         raise UsageError(f"{str(text)!r} is not {expected}")
     return int(number * factor)
 

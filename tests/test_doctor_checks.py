@@ -290,6 +290,10 @@ CASES: list[tuple[str, Facts, Status, str]] = [
     ("model.flash-attention", stack(manifest={"dtypes": ["fp16"]}), "fail", "the model runs in bf16"),
     ("model.context", asked({"max-model-len": 32768}), "fail", "max-model-len 32768, the model has 8192 positions"),
     ("model.context", asked({"max-model-len": 256}), "fail", "requests of 960 tokens, max-model-len 256"),
+    # As vLLM reads them: thousands, and whatever it has room for.
+    ("model.context", asked({"max-model-len": "9k"}), "fail", "max-model-len 9000, the model has 8192 positions"),
+    ("model.context", asked({"max-model-len": -1}), "pass", "8192 of 8192"),
+    ("model.context", asked({"max-model-len": "auto"}), "pass", "8192 of 8192"),
     (
         "model.quantization",
         replace(card(capability=(8, 0)), recipe=asked({"quantization": "fp8"}).recipe),
@@ -307,6 +311,10 @@ CASES: list[tuple[str, Facts, Status, str]] = [
     # What a checkpoint has in 32 bits, vLLM loads in 16 unless told.
     ("model.kv-fit", model({"torch_dtype": "float32"}, weights=257 * GIB), "fail", "at most 1966 tokens of 320 KiB"),
     ("model.kv-fit", replace(asked(workload={"users": 4000})), "warn", "4000 users hold"),
+    # Each of two ranks keeps the whole latent, and of one KV head each has a copy.
+    ("model.kv-fit", model({"kv_lora_rank": 512, "qk_rope_head_dim": 64}), "pass", "tokens of 180 KiB"),
+    ("model.kv-fit", model({"num_key_value_heads": 1}), "pass", "tokens of 80 KiB"),
+    ("model.kv-fit", asked({"kv-cache-dtype": "nvfp4"}), "skip", "the shape of the cache"),
     (
         "model.disk",
         replace(model(local=False), host=replace(HOST, folders={"Hub cache": Folder("/hub", True, 10 * GIB)})),

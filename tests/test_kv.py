@@ -47,9 +47,9 @@ def test_a_layer_keeps_keys_and_values_of_a_token_or_its_latent(heads: int, head
 
 
 @pytest.mark.parametrize(
-    ("asked", "width"), [("auto", 4), ("fp8_e4m3", 1), ("int8_per_token_head", 1), ("bfloat16", 2), ("float16", 2)]
+    ("asked", "width"), [("auto", 4), ("fp8_e4m3", 1), ("int8_per_token_head", 1), ("bfloat16", 2), ("float16", 2), ("nvfp4", None)]
 )
-def test_a_number_in_the_cache_is_as_wide_as_asked_for_or_as_the_models(asked: str, width: int) -> None:
+def test_a_number_in_the_cache_is_as_wide_as_asked_for_or_as_the_models(asked: str, width: int | None) -> None:
     assert layout.width(asked, 4) == width
 
 

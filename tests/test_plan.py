@@ -503,7 +503,8 @@ def test_other_ways_to_cut_a_model_are_named_where_they_differ() -> None:
     def said(config: Config, count: int, **flags: Any) -> str:
         return " ".join(make.notes(shape.read(config), at(config, "H200", count, **flags)[0], config, "it"))
 
-    assert "each of 8 ranks has a part of all 160 experts; with enable-expert-parallel 20 whole ones" in said(DEEPSEEK_V2, 8)
+    parts = "each of 8 ranks has a part of all 160 experts; with enable-expert-parallel it has whole ones, 20 at most"
+    assert parts in said(DEEPSEEK_V2, 8)
     assert "data-parallel-size 8 in its place" in said(DEEPSEEK_V2, 8)
     assert "experts" not in said(DEEPSEEK_V2, 8, enable_expert_parallel=True) + said(GROK_2, 1)
 
@@ -621,6 +622,39 @@ def test_the_flags_that_a_plan_takes_are_those_it_reads() -> None:
     flags = Noted()
     fit.setting(flags, {}, LLAMA_8B, shape.read(LLAMA_8B), gpus.named("H100"), 1)
     assert flags.keys_read == {*fit.FLAGS}
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"max_model_len": "auto"}, "max-model-len auto: a plan needs a number"),
+        ({"max_model_len": -1}, "max-model-len -1: a plan needs a number"),
+        ({"max_num_seqs": 0}, "max-num-seqs 0: at least 1 is needed"),
+        ({"tensor_parallel_size": "two"}, "tensor-parallel-size two: a plan needs a number"),
+        ({"gpu_memory_utilization": 90}, "gpu-memory-utilization 90: it is a share of the memory"),
+        ({"kv_cache_dtype": "nvfp4"}, "how many bytes a token has under kv-cache-dtype nvfp4 is not known here"),
+    ],
+)
+def test_a_flag_that_no_plan_can_be_made_with_is_refused_by_its_name(flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        at(LLAMA_8B, **flags)
+
+
+def test_a_flag_may_be_written_in_thousands_as_vllm_takes_it() -> None:
+    setting, _ = at(LLAMA_8B, max_model_len="4k", max_num_batched_tokens="16K", kv_cache_memory_bytes="8G")
+    assert (setting.longest, setting.budget, setting.reserved) == (4000, 16384, 8 * GIB)
+
+
+def test_a_model_that_is_cut_is_not_planned_for_a_cpu() -> None:
+    with pytest.raises(UsageError, match="cut the model for 4 ranks, and a CPU is planned as one") as caught:
+        at(LLAMA_8B, "CPU", tensor_parallel_size=4)
+    assert caught.value.hint == "--flag tensor-parallel-size=1"
+
+
+@pytest.mark.parametrize(("count", "kind"), [(2, "CPU"), (0, "H100")])
+def test_a_number_and_a_type_that_contradict_each_other_are_a_question(count: int, kind: str) -> None:
+    with pytest.raises(UsageError, match=f"--gpus {count} of --gpu-type {kind} is nothing"):
+        hardware(recipe(), count, kind)
 
 
 def test_a_plan_without_bounds_says_why() -> None:

@@ -151,6 +151,18 @@ def test_a_flag_that_is_a_secret_or_holds_one_is_refused(name: str, value: objec
     assert recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m", "flags": told}}), "here").engine.flags == told
 
 
+@pytest.mark.parametrize("value", ["two", 0, -1, 2.5, True, [2]])
+def test_a_number_of_ranks_that_is_none_is_refused(value: object) -> None:
+    flags = {"tensor-parallel-size": value}
+    with pytest.raises(RecipeError, match="`flags.tensor-parallel-size` is .*: it takes a whole number"):
+        recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m", "flags": flags}}), "here")
+
+
+def test_ranks_are_those_of_the_parallel_flags() -> None:
+    flags = {"tensor-parallel-size": "4", "data-parallel-size": 2, "pipeline-parallel-size": None}
+    assert recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m", "flags": flags}}), "here").engine.ranks == 8
+
+
 def test_targets_of_the_command_line_are_checked_like_those_of_a_file() -> None:
     first = recipe.parse(SMALLEST, "here").with_targets(p95_ttft=0.5, qps=None)
     assert (first.targets.p95_ttft, first.targets.qps) == (0.5, None)

@@ -38,6 +38,11 @@ from fenno.errors import UsageError
         (units.count, "2Ki", 2048),
         (units.count, "1.5k", 1500),
         (units.count, 7, 7),
+        (units.tokens, 8192, 8192),
+        (units.tokens, "8k", 8000),
+        (units.tokens, "8K", 8192),
+        (units.tokens, "25.6k", 25600),
+        (units.tokens, "1G", 2**30),
         (units.memory, "85%", 0.85),
         (units.memory, "0.85", 0.85),
         (units.memory, "1", 1),
@@ -65,6 +70,10 @@ def test_a_quantity_is_read_as_people_write_it(read: Callable[[object], float], 
         (units.size, "85%", "a size such as 40GiB"),
         (units.count, "1.5", "a count such as 2048"),
         (units.count, "2%", "a count such as 2048"),
+        (units.tokens, "auto", "a whole number such as 8192"),
+        (units.tokens, "-1", "a whole number such as 8192"),
+        (units.tokens, "1.5K", "a whole number such as 8192"),
+        (units.tokens, "1.5", "a whole number such as 8192"),
         (units.memory, "120%", "a share such as 85%"),
         (units.memory, "plenty", "a size such as 40GiB"),
     ],
@@ -84,7 +93,7 @@ def test_a_share_may_be_nothing_only_where_that_has_a_meaning() -> None:
 
 @given(st.text(max_size=12))
 def test_any_text_is_a_quantity_or_a_usage_error(text: str) -> None:
-    for read in (units.duration, units.share, units.size, units.count, units.memory):
+    for read in (units.duration, units.share, units.size, units.count, units.tokens, units.memory):
         try:
             value = read(text)
         except UsageError:
@@ -92,7 +101,9 @@ def test_any_text_is_a_quantity_or_a_usage_error(text: str) -> None:
         assert 0 <= value < float("inf")
 
 
-@pytest.mark.parametrize(("read", "text"), [(units.memory, "²"), (units.size, "9" * 400), (units.count, "9" * 400)])
+@pytest.mark.parametrize(
+    ("read", "text"), [(units.memory, "²"), (units.size, "9" * 400), (units.count, "9" * 400), (units.tokens, "9" * 400)]
+)
 def test_digits_that_are_no_number_are_a_usage_error(read: Callable[[object], float], text: str) -> None:
     with pytest.raises(UsageError):
         read(text)
@@ -100,7 +111,7 @@ def test_digits_that_are_no_number_are_a_usage_error(read: Callable[[object], fl
 
 @given(st.integers(min_value=0, max_value=10**9))
 def test_a_bare_number_is_itself(number: int) -> None:
-    assert units.duration(number) == units.size(str(number)) == units.count(number) == number
+    assert units.duration(number) == units.size(str(number)) == units.count(number) == units.tokens(number) == number
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,10 @@ def hardware(chosen: Recipe, gpus: int | None, kind: str | None) -> tuple[Device
     from fenno.plan.gpus import Device, like, named
 
     host = chosen.host
-    nothing_said = gpus is None and kind is None
-    if gpus == 0 or (kind or "").upper() == "CPU" or (nothing_said and "gpus" in host.model_fields_set and not host.gpus):
+    nothing_said, cpu = gpus is None and kind is None, (kind or "").upper() == "CPU"
+    if (cpu and gpus) or (kind and not cpu and gpus == 0):
+        raise UsageError(f"--gpus {gpus} of --gpu-type {kind} is nothing", "a CPU is --gpu-type CPU or --gpus 0, each alone")
+    if gpus == 0 or cpu or (nothing_said and "gpus" in host.model_fields_set and not host.gpus):
         return Device("CPU", machine.memory_limit()), 0
     count = gpus or max(host.gpus, chosen.engine.ranks)
     if kind:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from fenno import units
 from fenno.doctor.check import Check, Finding, check, fail, ok, skip, warn
 from fenno.doctor.driver import numbers
 from fenno.doctor.facts import Facts, Model
 from fenno.doctor.host import GIB, size
 from fenno.engine import server
 from fenno.engine.tokenizer import PUBLISHED
+from fenno.errors import UsageError
 from fenno.kv import layout
 from fenno.plan.fit import UTILIZATION, loaded
 
@@ -48,18 +50,25 @@ def soft_cap(facts: Facts) -> float | None:
 
 
 def kv_bytes(facts: Facts) -> int | None:
-    """Bytes of KV cache a token takes, on all GPUs together; None for a config that does not say."""
+    """Bytes of KV cache a token takes, on all GPUs together; None for a config that does not say, or a format not known here."""
     layers, head = config(facts, "num_hidden_layers"), head_size(facts)
     heads = config(facts, "num_key_value_heads") or config(facts, "num_attention_heads")
     latent = int(config(facts, "kv_lora_rank") or 0)
     if latent:
         latent += config(facts, "qk_rope_head_dim", 0)
-    known = layers and (latent or (heads and head))
-    return int(layers) * layout.kept(heads or 0, head or 0, latent, kv_width(facts)) if known else None
+    width = layout.width(str(facts.flag("kv-cache-dtype") or "auto"), loaded(facts.flag("dtype")))
+    if not (layers and width and (latent or (heads and head))):
+        return None
+    # Every rank keeps the whole latent, and one head at least.
+    return int(layers) * layout.kept(max(heads or 0, facts.tp), head or 0, latent * facts.tp, width)
 
 
-def kv_width(facts: Facts) -> int:
-    return layout.width(str(facts.flag("kv-cache-dtype") or "auto"), loaded(facts.flag("dtype")))
+def longest_asked(facts: Facts) -> int | None:
+    """The recipe's max-model-len; None where it has none, or the engine is to find one that fits."""
+    try:
+        return units.tokens(facts.flag("max-model-len"))
+    except UsageError:
+        return None
 
 
 def room(facts: Facts) -> tuple[float, str] | None:
@@ -244,14 +253,14 @@ def _trimmed(facts: Facts, made: Any) -> str:
     needs=("model", "recipe"),
 )
 def context(facts: Facts) -> Finding:
-    most, asked = config(facts, "max_position_embeddings"), facts.flag("max-model-len")
+    most, asked = config(facts, "max_position_embeddings"), longest_asked(facts)
     if not most:
         return skip("the config does not say")
-    if isinstance(asked, int) and asked > most:
+    if asked and asked > most:
         return fail(f"max-model-len {asked}, the model has {most} positions")
     assert facts.recipe is not None
     longest = max((each.longest for each in facts.recipe.workload.classes), default=0)
-    limit = asked if isinstance(asked, int) else most
+    limit = asked or most
     if longest > limit:
         return fail(
             f"requests of {longest} tokens, max-model-len {limit}", "raise max-model-len, or shorten the workload's classes"
@@ -313,7 +322,7 @@ def weights_fit(facts: Facts) -> Finding:
     needs=("model", "recipe"),
 )
 def kv_fit(facts: Facts) -> Finding:
-    each, longest = kv_bytes(facts), facts.flag("max-model-len") or config(facts, "max_position_embeddings")
+    each, longest = kv_bytes(facts), longest_asked(facts) or config(facts, "max_position_embeddings")
     space = _kv_room(facts)
     if not each or not isinstance(longest, int) or space is None:
         return skip("weights, GPUs or the shape of the cache are not known")

@@ -52,11 +52,12 @@ def kept(heads: int, head: int, latent: int, width: int) -> int:
     return (latent or 2 * heads * head) * width
 
 
-def width(asked: str, model: int) -> int:
-    """Bytes of a number in the cache. `asked`: the engine's `kv-cache-dtype`; `model`: bytes of a number in the model's layers."""
+def width(asked: str, model: int) -> int | None:
+    """Bytes of a number in the cache. `asked`: the engine's `kv-cache-dtype`; `model`: bytes of a number in the model's layers.
+    None for a format that is not known here: some have less than a byte, and scales of their own."""
     if asked == "auto":
         return model
-    return 1 if "fp8" in asked or "int8" in asked else 2
+    return 1 if asked.startswith(("fp8", "int8")) else 2 if asked in ("bfloat16", "float16") else None
 
 
 def tail(block: int) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fenno import units
 from fenno.errors import UsageError
 from fenno.kv import layout
 from fenno.plan import runner
@@ -78,19 +79,23 @@ def setting(
     """What the flags of `vllm serve` make of it on so many GPUs (0: a CPU); without parallel flags the heads are cut. `release` of
     vLLM: None for today's.
 
-    Raises `UsageError` for a layout that does not come to so many GPUs, heads that cannot be cut so, and a context too long.
+    Raises `UsageError` for a layout that does not come to so many GPUs, heads that cannot be cut so, a context too long, and a
+    value that no plan can be made with.
     """
 
     def number(name: str, default: int) -> int:
-        return int(str(flags[name])) if flags.get(name) is not None else default
+        return _number(flags, name, default)
 
-    tp, pp, dp = _layout(flags, shape, max(gpus, 1))
+    tp, pp, dp = _layout(flags, shape, gpus)
     dtype = loaded(flags.get("dtype"))
     weight = bits(str(flags.get("quantization") or ""), config, dtype)
     longest = number("max-model-len", shape.longest)
     if longest > shape.longest and shape.positions != "ALiBi":
         raise UsageError(f"max-model-len {longest}, and the model has {shape.longest} positions", "lower it")
     asked = str(flags.get("kv-cache-dtype") or "auto")
+    kept = layout.width(asked, dtype)
+    if kept is None:
+        raise UsageError(f"how many bytes a token has under kv-cache-dtype {asked} is not known here", "known are auto and fp8")
     budget, sequences = usual(device, gpus)
     space = env.get("VLLM_CPU_KVCACHE_SPACE", "") if gpus == 0 else ""
     reserved = number("kv-cache-memory-bytes", int(space) * GIB if space.isdigit() else 0)
@@ -99,12 +104,12 @@ def setting(
         dtype=dtype,
         bits=weight,
         attending=8 * dtype if _spares_attention(config) else weight,
-        kv=layout.width(asked, dtype),
+        kv=kept,
         block=number("block-size", BLOCK if gpus or shape.latent else CPU_BLOCK),
         longest=longest,
         budget=number("max-num-batched-tokens", budget),
         sequences=number("max-num-seqs", sequences),
-        share=float(flags.get("gpu-memory-utilization") or UTILIZATION),
+        share=_share(flags.get("gpu-memory-utilization")),
         graphs=gpus > 0 and flags.get("enforce-eager") is not True,
         runner=runner.of(release, config, not shape.experts, env),
         reserved=reserved or None,
@@ -112,8 +117,34 @@ def setting(
     )
 
 
+def _number(flags: Mapping[str, Any], name: str, default: int) -> int:
+    if flags.get(name) is None:
+        return default
+    try:
+        found = units.tokens(flags[name])
+    except UsageError as error:
+        # vLLM takes auto and -1 for a length, and looks how long a sequence it has room for.
+        raise UsageError(f"{name} {flags[name]}: a plan needs a number", "in digits, or such as 8k (8000), 8K (8192)") from error
+    if found < 1:
+        raise UsageError(f"{name} {found}: at least 1 is needed")
+    return found
+
+
+def _share(asked: object) -> float:
+    try:
+        return units.share(asked or UTILIZATION)
+    except UsageError as error:
+        raise UsageError(f"gpu-memory-utilization {asked}: it is a share of the memory, at most 1", "such as 0.9") from error
+
+
 def _layout(flags: Mapping[str, Any], shape: Shape, gpus: int) -> tuple[int, int, int]:
-    tp, pp, dp = (int(str(flags.get(name) or 1)) for name in PARALLEL)
+    """Ranks by tensor, pipeline and data."""
+    sizes = {name: _number(flags, name, 1) for name in PARALLEL}
+    tp, pp, dp = sizes.values()
+    if gpus == 0 and tp * pp * dp > 1:
+        hint = " ".join(f"--flag {name}=1" for name, size in sizes.items() if size > 1)
+        raise UsageError(f"the flags cut the model for {tp * pp * dp} ranks, and a CPU is planned as one", hint)
+    gpus = max(gpus, 1)
     if not any(flags.get(name) for name in PARALLEL):
         tp = next(size for size in range(gpus, 0, -1) if gpus % size == 0 and shape.heads % size == 0)
         pp = gpus // tp

@@ -18,7 +18,7 @@ from fenno.vllm_plugin import versions
 
 LEFT_OUT = (
     "norms and biases; towers for images and sound; drafts of speculative decoding; LoRA; the index of sparse attention; "
-    "other processes on the GPU"
+    "other processes on the device"
 )
 
 
@@ -164,8 +164,8 @@ def notes(shape: Shape, at: Setting, config: Config, name: str) -> list[str]:
     if shape.experts and (ranks := at.tp * at.dp) > 1 and not at.dealt:
         most = -(-shape.experts // ranks)
         said.append(
-            f"each of {ranks} ranks has a part of all {shape.experts} experts; with enable-expert-parallel {most} whole ones at "
-            "most: which is faster is for `fenno compare` to say"
+            f"each of {ranks} ranks has a part of all {shape.experts} experts; with enable-expert-parallel it has whole ones, "
+            f"{most} at most: which is faster is for `fenno compare` to say"
         )
     slides = sum(window > 0 for window in shape.windows)
     if slides:
