@@ -177,6 +177,7 @@ def test_a_quantity_that_cannot_be_read_names_its_option(option: str) -> None:
         ("deploy", "deploy/a.yaml"),
         ("conf.d/", "conf.d/a.yaml"),
         ("there.d", "there.d/a.yaml"),
+        ("qwen2.5-7b", "qwen2.5-7b/a.yaml"),
         ("deploy/b.yaml", "deploy/b.yaml"),
     ],
 )

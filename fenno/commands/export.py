@@ -56,4 +56,6 @@ def target(output: str | None, name: str) -> Path | None:
     if output is None:
         return None
     path = Path(output)
-    return path / name if output.endswith("/") or path.is_dir() or not path.suffix else path
+    # What follows the point in qwen2.5-7b is no file's ending.
+    file = path.suffix[1:].isalpha() and not output.endswith("/") and not path.is_dir()
+    return path if file else path / name
