@@ -432,6 +432,7 @@ def test_a_check_has_words_for_everything_and_sentences_end(check: checks.Check)
         ("model.config", model(local=False), "hf download org/model,"),
         ("model.config", model(local=False, fault="there is no model folder ./x"), "a Hub id (owner/name)"),
         ("model.tokenizer", GROK2, "`tokenizer-mode: hf`"),
+        ("topology.all-reduce", asked({"tensor-parallel-size": 8}), "tensor-parallel-size 2 or less, or more visible GPUs"),
         ("engine.installed", replace(GOOD, engine=None), "pip install 'vllm>="),
         ("engine.installed", replace(GOOD, engine=None, recipe=None), "pip install 'vllm>="),
         ("engine.installed", replace(asked(host={"gpus": 0}), engine=None), "pip install 'vllm>="),

@@ -183,6 +183,13 @@ def test_on_an_h200_each_shape_is_within_the_bars_of_what_its_start_reported(nam
     assert captured == start["planned"]["graphs_gib"] == pytest.approx(start["reported"]["graphs_gib"], abs=0.12)
 
 
+def test_the_page_of_plans_shows_each_start_on_an_h200_as_its_results_have_it() -> None:
+    page = (RESULTS.parents[2] / "docs/plan.md").read_text()
+    starts = [[start["reported"], start["planned"]] for start in SHAPES.values() if "reported" in start]
+    cells = [[f"{each['other_gib']:.2f} GiB, {each['tokens']:,}" for each in both] for both in starts]
+    assert len(cells) == 6 and [both for both in cells if f"| {both[0]} | {both[1]} |" not in page] == []
+
+
 def test_the_shape_that_does_not_fit_is_planned_so_and_was_refused_before_a_start() -> None:
     start = SHAPES["too large"]
     made = planned(start)

@@ -66,7 +66,7 @@ def all_reduce(facts: Facts) -> Finding:
     if size < 2:
         return ok("one GPU: nothing to reduce")
     if facts.tp > size:
-        return fail(f"TP {facts.tp} on {size} visible GPUs")
+        return fail(f"TP {facts.tp} on {size} visible GPUs", f"tensor-parallel-size {size} or less, or more visible GPUs")
     off = [pair for pair in pairs(gpus) if not topology.nvlink.get(pair, False)]
     if facts.flag("disable-custom-all-reduce") is True and not off:
         return warn(f"TP {size}: all pairs NVLink, and the recipe turns it off", "Drop disable-custom-all-reduce.")
