@@ -229,7 +229,7 @@ def test_what_a_cache_took_between_two_gpus_is_what_the_results_say() -> None:
 
 
 def test_the_guide_says_of_the_contiguous_cache_what_its_page_and_the_results_say() -> None:
-    rows = json.loads((ROOT / "benchmarks/kv/results/2026-11-30-cpu.json").read_text())["rows"]
+    rows = json.loads((ROOT / "benchmarks/kv/results/2026-12-01-cpu.json").read_text())["rows"]
     steps = {(row["batch"], row["tokens"]): {name: each["median"] for name, each in row["step_ms"].items()} for row in rows}
     shorter = {size: 100 * (1 - step["contiguous"] / step["dynamic"]) for size, step in steps.items()}
     page, guide = ((ROOT / "docs" / name).read_text() for name in ("kv.md", "guide.md"))
@@ -241,6 +241,14 @@ def test_the_guide_says_of_the_contiguous_cache_what_its_page_and_the_results_sa
     for row, said in zip(rows, rows_of(page, "decode step of the whole model"), strict=True):
         figures = [f"{row['step_ms'][name]['median']:.1f} ms" for name in ("dynamic", "static", "contiguous")]
         figures += [f"{row['memory_mib'][name]:.0f} MiB" for name in ("dynamic", "static", "contiguous")]
+        assert said == [str(row["batch"]), f"{row['tokens']:,}", *figures]
+
+
+def test_what_a_step_took_on_a_gpu_with_each_cache_is_what_the_results_say() -> None:
+    rows = json.loads((ROOT / "benchmarks/kv/results/2026-11-30-two-h200-cache.json").read_text())["rows"]
+    for row, said in zip(rows, rows_of((ROOT / "docs/kv.md").read_text(), "Without it, as a program waits"), strict=True):
+        caches = ("dynamic", "static", "contiguous")
+        figures = [f"{row[key][name]['median']:.2f} ms" for key in ("step_ms", "gpu_ms") for name in caches]
         assert said == [str(row["batch"]), f"{row['tokens']:,}", *figures]
 
 

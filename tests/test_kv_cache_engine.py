@@ -144,7 +144,9 @@ def noted() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(("name", "cuts"), [("Llama", 2), ("Gemma2", 3)])
-def test_a_steps_first_layer_makes_all_views_and_each_layer_copies_twice(models: dict[str, Any], name: str, cuts: int) -> None:
+def test_a_steps_first_layer_makes_all_views_and_each_layer_stores_by_one_call(
+    models: dict[str, Any], name: str, cuts: int
+) -> None:
     import torch
 
     cache = contiguous(models[name])
@@ -155,7 +157,21 @@ def test_a_steps_first_layer_makes_all_views_and_each_layer_copies_twice(models:
                 for layer in range(3):
                     cache.update(*new, layer)
     # The places, and what is shown: with sliding windows that is cut a second time.
-    assert calls == ["slice", "unbind"] * cuts + ["copy_"] * 6
+    assert calls == ["slice", "unbind"] * cuts + ["where"] * 3
+
+
+def test_keys_that_autocast_made_wider_than_values_are_stored_with_them(models: dict[str, Any]) -> None:
+    import torch
+
+    keys, values = keys_and_values(2, 3)
+    cache = contiguous(models["Llama"])
+    with torch.no_grad():
+        for wide, narrow in ((torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)):
+            cache.reset()
+            cache.block.put(None)
+            stored = cache.update(keys.to(wide), values.to(narrow), 0)
+            assert torch.equal(stored[0], keys.to(wide))
+            assert torch.equal(stored[1], values.to(narrow).to(wide))
 
 
 def test_all_layers_lie_in_one_tensor_in_the_articles_order_and_a_step_concatenates_nothing(models: dict[str, Any]) -> None:
@@ -170,7 +186,10 @@ def test_all_layers_lie_in_one_tensor_in_the_articles_order_and_a_step_concatena
     with noted() as calls:
         keys, values = cache.update(*keys_and_values(2, 1), 0)
     assert "cat" not in calls and "copy_" in calls
-    assert keys.shape == values.shape == (2, 2, 6, 16)
+    with torch.no_grad(), noted() as calls:  # as in `generate`
+        keys, values = cache.update(*keys_and_values(2, 1), 0)
+    assert "cat" not in calls and "where" in calls
+    assert keys.shape == values.shape == (2, 2, 7, 16)
     assert cache.tensor is block
     assert {keys.untyped_storage().data_ptr(), values.untyped_storage().data_ptr()} == {block.untyped_storage().data_ptr()}
 
@@ -198,6 +217,16 @@ def test_keys_of_another_shape_are_refused(models: dict[str, Any], batch: int, h
         cache.update(*keys_and_values(batch, 1, heads, size), 1)
 
 
+def test_values_of_another_shape_than_their_keys_are_refused(models: dict[str, Any]) -> None:
+    import torch
+
+    cache = contiguous(models["Llama"])
+    with torch.no_grad():  # as in `generate`, where only what differs from the layer before is looked at
+        cache.update(*keys_and_values(1, 1), 0)
+        with pytest.raises(CacheError, match="do not lie in one block"):
+            cache.update(keys_and_values(1, 1)[0], keys_and_values(1, 2)[1], 1)
+
+
 def test_rows_of_the_batch_are_repeated_and_chosen(models: dict[str, Any]) -> None:
     import torch
 
@@ -222,7 +251,7 @@ def test_models_that_keep_something_else_are_refused() -> None:
     other = transformers.Qwen2Config(**SIZE, layer_types=["full_attention", "linear_attention", "full_attention"])
     with pytest.raises(CacheError, match="linear_attention"):
         ContiguousCache(other, 10)
-    with pytest.raises(CacheError, match="keys of 24 and values of 16"):
+    with pytest.raises(CacheError, match=r"keys of \(1, 2, 1, 24\) and values of \(1, 2, 1, 16\)"):
         ContiguousCache(transformers.LlamaConfig(**SIZE), 10).update(keys_and_values(1, 1, size=24)[0], keys_and_values(1, 1)[1], 0)
 
 

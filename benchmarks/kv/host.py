@@ -1,16 +1,18 @@
-"""What storing a token costs the host, with transformers' dynamic cache and with fenno's contiguous one: time of `update`, a layer.
+"""What storing a token costs the host, with transformers' dynamic cache and with fenno's contiguous one: calls of torch, and time.
 
 usage: python benchmarks/kv/host.py [--out FILE]
 
 On a CPU, one thread, with a Llama of eight layers that is so small that what is measured is Python and torch's dispatch, not bytes:
 on a GPU this is what a step waits for where the GPU is quicker than its host. Caches are emptied every TOKENS steps, for more
 would be read from memory. Taken twice: `update` of all layers one after the other, and within steps of the whole model, the
-caches in turn. To compare with another commit, put its checkout first on PYTHONPATH.
+caches in turn. The calls are those of one step of the whole model, by name where the caches differ; those are the same on a GPU.
+To compare with another commit, put its checkout first on PYTHONPATH.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import json
 import time
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import Any
 import torch
 import transformers
 from cache import host, quartiles
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fenno.kv import ContiguousCache
 
@@ -60,9 +63,37 @@ def within(cache: Any, model: Any) -> float:
     return spent
 
 
+def both(model: Any) -> dict[str, Any]:
+    return {"dynamic": transformers.DynamicCache(config=model.config), "contiguous": ContiguousCache(model.config, TOKENS)}
+
+
+class Counted(TorchDispatchMode):
+    """Counts what torch is called for, by name: kernels and views."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def calls(model: Any) -> dict[str, dict[str, int]]:
+    """Calls of torch in one step of the model, by cache: all of them, and those of which the caches need different numbers."""
+    found = {}
+    for name, cache in both(model).items():
+        for counted in (Counted(), Counted()):  # the second step is as all that follow
+            with counted:
+                model(torch.ones(1, 1, dtype=torch.long), past_key_values=cache)
+        found[name] = counted.calls
+    kinds = sorted(kind for kind in set.union(*map(set, found.values())) if len({counts[kind] for counts in found.values()}) > 1)
+    return {name: {"all": counts.total(), **{kind: counts[kind] for kind in kinds}} for name, counts in found.items()}
+
+
 def times(taking: Any, model: Any) -> dict[str, dict[str, float]]:
     """Median and quartiles in microseconds a layer, by cache."""
-    caches = {"dynamic": transformers.DynamicCache(config=model.config), "contiguous": ContiguousCache(model.config, TOKENS)}
+    caches = both(model)
     taken: dict[str, list[float]] = {name: [] for name in caches}
     for number in range(STEPS):
         if number % TOKENS == 0:
@@ -81,9 +112,10 @@ def main() -> None:
     torch.set_num_threads(1)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SHAPE)).eval()
     found = {"alone": times(alone, model), "within_a_step": times(within, model)}
-    print(json.dumps(found))
+    told = {"calls_a_step": calls(model), "us_a_layer": found}
+    print(json.dumps(told))
     if args.out:
-        args.out.write_text(json.dumps({**host("cpu"), "shape": SHAPE, "us_a_layer": found}, indent=1) + "\n")
+        args.out.write_text(json.dumps({**host("cpu"), "shape": SHAPE, **told}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -33,44 +33,43 @@ class Block:
     def put(self, tensor: torch.Tensor | None) -> None:
         """Another tensor instead of this one, which no view keeps any longer."""
         self.tensor = tensor
-        # All layers' keys, then all layers' values, on one axis: (2 x layers, batch, KV heads, tokens, head size).
-        self._flat = None if tensor is None else tensor.view(-1, *tensor.shape[2:]).transpose(1, 2)
         self._coming: tuple[Any, ...] | None = None  # what the views are for
         self._views: list[tuple[torch.Tensor, ...]] = []  # of each layer
+        if tensor is not None:
+            # All layers' keys, then all layers' values, on one axis: (2 x layers, batch, KV heads, tokens, head size).
+            self._flat = tensor.view(-1, *tensor.shape[2:]).transpose(1, 2)
+            self._pairs = tensor.permute(1, 0, 3, 2, 4, 5)  # (layers, 2, batch, KV heads, tokens, head size)
+            self._keys_first = (torch.arange(2, device=tensor.device) == 0).view(2, 1, 1, 1, 1)
 
-    def views(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The places of a layer's keys and values that come behind `start` tokens, and the keys and values for attention to read.
+    def store(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Put a layer's keys and values (batch, KV heads, tokens, head size) behind `start` tokens; returns what attention reads.
 
-        All have the axes (batch, KV heads, tokens, head size). Room and shape are looked at, and the views of all layers made, for
-        the first layer of a step: done for each, this would cost a step on a GPU more than its copies. Raises what `room` does.
+        Room and shape are looked at, and the views of all layers made, for the first layer of a step, and one call stores both: on
+        a GPU a step may wait for its host, to which every call of torch costs more than its bytes. Raises what `room` does.
         """
-        coming = (start, keys.shape, keys.dtype)
+        coming = (start, keys.shape, values.shape, keys.dtype)
         if coming != self._coming:
             end = start + keys.shape[-2]
             self.room(keys, values, end)
             self._views, self._coming = self._all(start, end), coming
-        return self._views[layer]
+        place, all_keys, all_values = self._views[layer]
+        torch.where(self._keys_first, keys, values, out=place)
+        return all_keys, all_values
 
     def _all(self, start: int, end: int) -> list[tuple[torch.Tensor, ...]]:
-        flat = self._flat
-        assert flat is not None
-        oldest = [first_shown(window, start) for window in self.windows]
-        cuts = {first: flat.narrow(SEQUENCE - 1, first, end - first).unbind() for first in {start, *oldest}}
-        places, layers = cuts[start], len(oldest)
-        return [(places[i], places[layers + i], cuts[first][i], cuts[first][layers + i]) for i, first in enumerate(oldest)]
+        """Of each layer the place of its new keys and values, (2, batch, KV heads, tokens, head size), and what attention reads."""
+        places = self._pairs.narrow(SEQUENCE, start, end - start).unbind()
+        oldest = {window: first_shown(window, start) for window in set(self.windows)}
+        cuts = {window: self._flat.narrow(SEQUENCE - 1, first, end - first).unbind() for window, first in oldest.items()}
+        return [(places[i], cuts[window][i], cuts[window][len(places) + i]) for i, window in enumerate(self.windows)]
 
     def cut(self, layer: int, start: int, end: int) -> torch.Tensor:
         """One layer's keys [0] and values [1] from token `start` to `end`: (2, batch, KV heads, tokens, head size)."""
         assert self.tensor is not None
         return self.tensor.select(1, layer).narrow(SEQUENCE - 1, start, end - start).transpose(1, 2)
 
-    def allocate(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Room for the first `step` tokens of keys and values (batch, KV heads, tokens, head size)."""
-        if keys.shape[-1] != values.shape[-1]:
-            raise CacheError(
-                f"keys of {keys.shape[-1]} and values of {values.shape[-1]} a head do not lie in one block",
-                "use the cache that transformers makes by itself for this model",
-            )
+    def allocate(self, keys: torch.Tensor) -> None:
+        """Room for the first `step` tokens of keys (batch, KV heads, tokens, head size), and of values like them."""
         batch, heads, _, size = keys.shape
         self.put(keys.new_zeros(2, len(self.windows), heads, batch, self.step, size))
 
@@ -78,8 +77,13 @@ class Block:
         """Have room for tokens up to `end`. Raises `CacheError` where that is too many, or their shape is another's."""
         if end > self.limit:
             raise CacheError(f"{end} tokens do not fit into a cache of {self.limit}", "make it with a larger max_cache_len")
+        if keys.shape != values.shape:
+            raise CacheError(
+                f"keys of {tuple(keys.shape)} and values of {tuple(values.shape)} do not lie in one block",
+                "use the cache that transformers makes by itself for this model",
+            )
         if self.tensor is None:
-            self.allocate(keys, values)
+            self.allocate(keys)
         tensor = self.tensor
         assert tensor is not None
         batch, heads, _, size = keys.shape
@@ -126,7 +130,7 @@ class ContiguousLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor | None = None) -> None:
         if self.block.tensor is None:
-            self.block.allocate(key_states, key_states if value_states is None else value_states)
+            self.block.allocate(key_states)
         self.is_initialized = True
 
     def update(
@@ -134,14 +138,13 @@ class ContiguousLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store (batch, KV heads, new tokens, head size); returns what attention reads, of the same axes."""
         # Where gradients are kept, a view must be newer than what was written before it; a compiler makes no kernel of a view.
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        # Under autocast keys may be wider than values, which one call does not store.
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or key_states.dtype != value_states.dtype:
             return self._update_alone(key_states, value_states)
-        key_place, value_place, keys, values = self.block.views(self.index, self.length, key_states, value_states)
-        key_place.copy_(key_states)
-        value_place.copy_(value_states)
+        shown = self.block.store(self.index, self.length, key_states, value_states)
         self.length += key_states.shape[-2]
         self.is_initialized = True
-        return keys, values
+        return shown
 
     def _update_alone(self, key_states: torch.Tensor, value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The same with views of this layer alone, made when they are used."""
