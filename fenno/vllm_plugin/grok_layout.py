@@ -100,13 +100,6 @@ def _refuse(get: Any) -> None:
         raise ValueError("Grok with a sliding window is not known here")
 
 
-def scale(grok: Grok, position: int) -> float:
-    """The attention temperature of a query at `position` (0 is the first token): 1 up to the length, then log over log."""
-    from math import log2
-
-    return log2(position) / log2(grok.temperature) if 1 < grok.temperature < position else 1.0
-
-
 # Grok-1's names, each with Grok-2's. None of the left occurs in a name of Grok-2.
 NAMES = (
     (".attn.", ".self_attn."),
