@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fenno import cli
 from fenno.doctor import modelfacts
-from fenno.engine import checkpoint, dummy, plugin
+from fenno.engine import checkpoint, dummy, failures, plugin
 from fenno.errors import ProcessError, UsageError
 from fenno.vllm_plugin import grok_layout
 from fenno.vllm_plugin.grok_layout import Grok, Weight
@@ -129,6 +129,8 @@ def test_a_weight_that_is_missing_doubled_or_misshaped_is_named(name: str, data:
     with pytest.raises(ValueError, match=says) as caught:
         grok_layout.join(files, grok())
     assert name in str(caught.value)
+    found = failures.explain(f"(Worker pid=1) ERROR 12-01 00:00:00 [core.py:1] ValueError: {caught.value}", 1)
+    assert found.name == "weights-grok" and name in found.meaning
 
 
 def test_a_rank_whose_files_are_all_missing_is_named() -> None:
@@ -152,6 +154,12 @@ def test_a_packed_weight_is_not_called_missing() -> None:
 def test_widths_that_cannot_be_cut_are_refused() -> None:
     with pytest.raises(UsageError, match="cannot be cut into 5"):
         checkpoint.files(config(), 5)
+
+
+def test_weights_of_another_layout_are_not_mixed_with_new_ones(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model-00006-TP-007.safetensors").touch()
+    with pytest.raises(UsageError, match="has other weights already: pytorch_model-00006-TP-007.safetensors"):
+        checkpoint.make(config(), tmp_path, python=sys.executable, parts=4)
 
 
 def saying(folder: Path, words: str, code: int) -> str:

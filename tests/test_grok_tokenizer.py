@@ -121,6 +121,9 @@ def test_the_chat_template_writes_a_chat_as_grok_2_was_taught(published: dict[st
 def test_what_is_no_such_tokenizer_is_refused(published: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no tokenizer.tok.json"):
         tokenizer.prepare(tmp_path)
+    (tmp_path / "folder" / "tokenizer.tok.json").mkdir(parents=True)
+    with pytest.raises(UsageError, match="cannot be read: .*Is a directory"):
+        tokenizer.prepare(tmp_path / "folder")
     for wrong, says in (
         ({**published, "word_split": "V9"}, "V9"),
         ({**published, "special_tokens": []}, "has no <|eos|>"),
@@ -129,3 +132,5 @@ def test_what_is_no_such_tokenizer_is_refused(published: dict[str, Any], tmp_pat
         (tmp_path / "tokenizer.tok.json").write_text(json.dumps(wrong))
         with pytest.raises(UsageError, match=says.replace("|", r"\|")):
             tokenizer.prepare(tmp_path)
+    with pytest.raises(UsageError, match="there is no tokenizer.tok.json in .*tokenizer.tok.json"):
+        tokenizer.prepare(tmp_path / "tokenizer.tok.json")

@@ -17,7 +17,7 @@ group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make smal
 @group.command("dummy")
 def model_dummy(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="grok2 or grok1")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="where to write it; files there are written over")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="where to write it; the same files there are written over")],
     layers: Annotated[int, typer.Option(min=1)] = 2,
     hidden: Annotated[int, typer.Option(min=32)] = 128,
     heads: Annotated[int, typer.Option(min=1, help="query heads")] = 8,

@@ -25,13 +25,15 @@ def make(config: Mapping[str, Any], folder: Path, *, python: str, parts: int = 0
     """Write `config`, a byte-level tokenizer and random weights into `folder`; returns the files of weights.
 
     `parts`: how many tensor-parallel ranks the experts are cut for, 0: one file with whole weights. `std`: the weights'
-    standard deviation; norms' factors lie around 1. Raises `UsageError` for sizes that do not go together, and for a `python`
-    (that of an engine) without torch or safetensors, `DiskError` when nothing can be written, `ProcessError` when the weights
-    cannot be.
+    standard deviation; norms' factors lie around 1. Raises `UsageError` for sizes that do not go together, for other files of
+    weights in `folder`, and for a `python` (that of an engine) without torch or safetensors, `DiskError` when nothing can be
+    written, `ProcessError` when the weights cannot be.
     """
     written = dummy.files(dict(config))
     plan = {"folder": str(folder), "dtype": config["torch_dtype"], "std": std, "seed": seed}
     plan["files"] = files(written["config.json"], parts)
+    if others := sorted(path.name for path in folder.glob("*.safetensors") if path.name not in plan["files"]):
+        raise UsageError(f"{folder} has other weights already: {others[0]}", "choose another folder, or remove them")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, content in written.items():

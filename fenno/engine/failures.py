@@ -309,6 +309,19 @@ FAILURES: tuple[Failure, ...] = (
         again="no",
     ),
     Failure(
+        "weights-grok",
+        "Weights that do not make a Grok",
+        (
+            r"ValueError: (?P<what>the checkpoint lacks \S+\.weight.{0,300})",
+            r"ValueError: (?P<what>the weight \S+ (?:lacks the part of rank \d+ of \d+|is there twice|is none of Grok's))",
+            r"ValueError: (?P<what>the weight \S+ has the shape .{1,200}? and should have [^;]{1,80})",
+        ),
+        "fenno's plugin takes each weight of a Grok once and whole: {what}.",
+        "Copy the weight files and config.json again, from the same place. Files named *-TP-00r.safetensors hold parts of weights:"
+        " --load-format fenno_presharded.",
+        again="no",
+    ),
+    Failure(
         "weights-missing",
         "Weights that are not there",
         (

@@ -32,9 +32,9 @@ def prepare(folder: Path) -> list[Path]:
     try:
         published = json.loads((folder / PUBLISHED).read_bytes())
         made = files(published)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"there is no {PUBLISHED} in {folder}", "name the folder of Grok-2's files") from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{folder / PUBLISHED} cannot be read: {error}", "copy it again from where it came") from error
     written = [folder / name for name in made if name != "generation_config.json" or not (folder / name).exists()]
     try:
