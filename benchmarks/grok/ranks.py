@@ -2,8 +2,8 @@
 
 usage: python benchmarks/grok/ranks.py [--python PY] [--ranks N]... [--out FILE]
 
-PY: an interpreter with vLLM's CPU engine, later than 0.28: up to that at least, several ranks say log-probabilities of a prompt and no
-logits. Some two minutes and 10 GB for eight ranks on two cores.
+PY: an interpreter with vLLM's CPU engine, later than 0.28: up to that at least, several ranks say
+log-probabilities of a prompt and no logits. Some two minutes and 10 GB for eight ranks on two cores.
 
 Float32 logits of the same prompts as in own.py, from the reference and from one rank's. With four KV heads each is kept by two
 of eight ranks.
