@@ -44,6 +44,7 @@ class Session:
     place: output.Place
     document: dict[str, Any]
     lock: TextIO
+    engines: benches.Engines
 
 
 def alone(folder: Path) -> TextIO:
@@ -61,7 +62,7 @@ def alone(folder: Path) -> TextIO:
 @dataclass(frozen=True)
 class Ready:
     """All that is known, and was found to be right, before anything is started or written. `deadline` is on the monotonic clock;
-    `remarks` are what a person should know; `maximize` as of `Run`."""
+    `remarks` are what a person should know; `maximize` as of `Run`; `allowed` as of `Engines`."""
 
     recipe: Recipe
     known: catalogue.Catalogue
@@ -70,6 +71,7 @@ class Ready:
     deadline: float
     remarks: tuple[str, ...]
     maximize: Maximize | None = None
+    allowed: float | None = None
 
 
 def ready(
@@ -96,7 +98,8 @@ def ready(
     if fitted is not recipe:
         space = spaces.build(fitted, known, host.cores)
     remarks = (*memory.remark(recipe, fitted), *short(budget, trial.seconds_needed(recipe), confirm))
-    return Ready(fitted, known, space, host, deadline, remarks, maximize)
+    allowed = memory.allowed(fitted, host) if fitted is not recipe else None
+    return Ready(fitted, known, space, host, deadline, remarks, maximize, allowed)
 
 
 def aimed(recipe: Recipe, maximize: Maximize | None) -> Recipe:
@@ -164,8 +167,9 @@ def begin(
     head = f"The recipe of the study in this folder, with its targets. fenno {document['fenno']}, {document['date']}"
     output.write(place.folder, {"recipe.yaml": output.recipe_yaml(recipe, head), output.BEGUN: output.dumps(document)})
     bench = benches.Engines(any_port(recipe) if storage else recipe, place.folder, space, events, ready.deadline)
+    bench.allowed = ready.allowed
     run = runs.Run(recipe, space, study, seed, ready.deadline, events, bench, first, maximize=ready.maximize)
-    return Session(run, ready.known, ready.host, place, document, lock)
+    return Session(run, ready.known, ready.host, place, document, lock, bench)
 
 
 def joined(study: Study, document: Mapping[str, Any]) -> Study:
@@ -228,7 +232,7 @@ def finish(session: Session, verdict: Verdict, page: Page) -> dict[str, Any]:
     document["report"] = str(folder / "report.html")
     files: dict[str, str] = {}
     if verdict.outcome == "met" and verdict.trial is not None:
-        tuned = output.tuned(run.recipe, verdict.trial.point, run.space)
+        tuned = output.tuned(run.recipe, verdict.trial.point, run.space, session.engines.fitted)
         tuned = tuned.with_targets(**verdicts.held_again(verdict))
         without = output.without_fenno(tuned, session.known, folder)
         document |= {"tuned": str(folder / output.TUNED), "serve": without.serve, "config": str(folder / output.CONFIG)}
