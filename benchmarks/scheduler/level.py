@@ -13,8 +13,10 @@ other order; an arm is a set of live knobs laid over first come, first served, a
   that part out, two blocks of its first arm come first. A block is one round of the phases, and the round of a seed, request for
   request, is played once an arm; the warm-up is one more.
 
-Of a block the requests count whose first token came after its first `lead` seconds: longer than anybody waits, so that these were
-sent under its own arm. `unset: MEAN` as in `study.py`. What ran and waited is noted twice a second: that is how level it was.
+`lead` is longer than anybody waits, or 0 where nobody waits when a block ends. Of a closed loop's block the requests count whose
+first token came after so many seconds, so that they were sent under its own arm; of an open loop's all that were due after so many
+and so many before its end, which are the same ones under every arm. `unset: MEAN` as in `study.py`. What ran and waited is noted
+twice a second: that is how level it was.
 A host is a tenth or a fifth faster in one block than in the next, and a queue feels that several times over. So the table ends with
 what an arm would be against the first one at the same time per output token (TPOT). It speaks of arms that change nothing but the
 order; a threshold or a budget changes the steps themselves.
@@ -105,8 +107,8 @@ class Block:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """One request: its class, when its first token came (or it failed, without figures); seconds to its first and last token, and
-    a token between them (None of one token)."""
+    """One request: its class, the moment by which it belongs to a block; seconds to its first and last token, and a token between
+    them (None of one token). Without figures it failed."""
 
     cls: str
     moment: float
@@ -143,7 +145,8 @@ def stretch(part: Part, rate: float, classes: Sequence[LengthClass], blocks: int
 
 def trial(name: str, part: Part, block: Block, requests: Sequence[Seen]) -> dict[str, Any]:
     """What is kept of a block."""
-    mine = [r for r in requests if block.begin + part.lead <= r.moment < block.end and r.cls]
+    begin, end = block.begin + part.lead, block.end - (part.lead if part.phases else 0)
+    mine = [r for r in requests if begin <= r.moment < end and r.cls]
     ms = {
         what: {
             cls: [None if (t := getattr(r, what)) is None else round(1e3 * t, 1) for r in mine if r.cls == cls]
@@ -151,7 +154,7 @@ def trial(name: str, part: Part, block: Block, requests: Sequence[Seen]) -> dict
         }
         for what in ("ttft", "e2el")
     }
-    rate = len(mine) / (block.end - block.begin - part.lead)
+    rate = len(mine) / (end - begin)
     tpots = [1e3 * r.tpot for r in mine if r.tpot is not None]
     about = {"part": name, "arm": block.arm, "seed": block.seed, "qps": round(rate, 2), "levels": block.levels}
     about["tpot_ms"] = round(statistics.fmean(tpots), 2) if tpots else None
@@ -311,7 +314,7 @@ class Study:
         requests = [
             Seen(
                 ("all" if part.unset else names.get(r.asked_tokens, "")) if r.asked_tokens > 1 else "",
-                r.first if r.ok and r.first else r.end,
+                r.scheduled if part.phases else r.first if r.ok and r.first else r.end,
                 r.ttft if r.ok else None,
                 r.e2el if r.ok else None,
                 r.tpot if r.ok else None,
