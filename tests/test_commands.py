@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from fenno import cli, recipe, units
+from fenno import cli, process, recipe, units
 from fenno.commands import export, given, load
 from fenno.errors import RecipeError, UsageError
 from fenno.load import job, words
@@ -238,3 +239,10 @@ def test_what_to_do_is_said_once_for_all_reasons_that_it_mends(capsys: pytest.Ca
     load.tell_load({**document, "flags": [], "ended": {"how": "done", "why": ""}}, table=False)
     said = [line.strip() for line in capsys.readouterr().err.splitlines()]
     assert said == ["INVALID: late", "INVALID: held up", "next: lower it", "INVALID: short", "next: longer"]
+
+
+def test_on_windows_it_says_that_it_does_not_run_there_before_anything_is_loaded() -> None:
+    # `fcntl` stands for the modules that there are not.
+    there = "import sys; sys.platform, sys.modules['fcntl'] = 'win32', None; from fenno.__main__ import main; main()"
+    done = process.run([sys.executable, "-c", there], timeout=300.0)
+    assert done.returncode == 1 and "on Windows, WSL 2" in done.stderr and "Traceback" not in done.stderr
