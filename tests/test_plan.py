@@ -647,6 +647,14 @@ def test_a_flag_that_no_plan_can_be_made_with_is_refused_by_its_name(flags: dict
         at(LLAMA_8B, **flags)
 
 
+def test_what_is_told_of_sequences_is_of_each_replica_where_there_are_several() -> None:
+    def said(**flags: int) -> str:
+        return " ".join(words.lines(make.make(recipe(engine={"flags": flags}), LLAMA_8B, gpus.named("H100"), 2)))
+
+    assert said(**{"data-parallel-size": 2}).count("on each of 2 replicas") == 3
+    assert "replicas" not in said(**{"tensor-parallel-size": 2})
+
+
 def test_a_flag_may_be_written_in_thousands_as_vllm_takes_it() -> None:
     setting, _ = at(LLAMA_8B, max_model_len="4k", max_num_batched_tokens="16K", kv_cache_memory_bytes="8G")
     assert (setting.longest, setting.budget, setting.reserved) == (4000, 16384, 8 * GIB)

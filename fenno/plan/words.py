@@ -40,7 +40,7 @@ def lines(plan: Mapping[str, Any]) -> Iterator[str]:
     cache = plan["cache"]
     each = f"{bytes_of(cache['token'])} a token, {bytes_of(cache['sequence'])} a sequence of {cache['longest']} at most"
     if plan["fits"]:
-        yield f"fits: {cache['sequences']:g} sequences of full length, {cache['tokens']} tokens ({each})"
+        yield f"fits: {cache['sequences']:g} sequences of full length, {cache['tokens']} tokens{_replicas(plan)} ({each})"
     else:
         yield f"does not fit: {bytes_of(plan['lacks'])} are lacking for one sequence of full length ({each})"
         none = "no single change makes it fit: combine a shorter context, FP8 and more GPUs"
@@ -53,6 +53,11 @@ def lines(plan: Mapping[str, Any]) -> Iterator[str]:
     yield f"not counted: {plan['left_out']}"
 
 
+def _replicas(plan: Mapping[str, Any]) -> str:
+    """Of what sequences are told, where the model is there several times."""
+    return f" on each of {plan['layout']['data']} replicas" if plan["layout"]["data"] > 1 else ""
+
+
 def _bounds(plan: Mapping[str, Any]) -> Iterator[str]:
     bounds, request = plan["bounds"], plan["request"]
     if not {"prompt", "one"} <= bounds.keys():
@@ -60,9 +65,10 @@ def _bounds(plan: Mapping[str, Any]) -> Iterator[str]:
             yield f"no bounds of speed: how fast a {plan['device']['name']} is, is not known; --gpu-type names one that is"
         return
     yield f"bounds, no predictions, for {request['prompt']:g} tokens of prompt and {request['answer']:g} of answer:"
-    prompt, alone = bounds["prompt"], "a token of one sequence"
+    prompt, each = bounds["prompt"], _replicas(plan)
+    sequences = {"one": f"one sequence{each}", "many": f"each of {bounds['batch']} sequences{each}"}
     yield f"  a prompt alone: at least {show_duration(prompt['seconds'])} (by {prompt['by']})"
     yield f"  prompts, as many as wait: at most {prompt['rate']:,.0f} tokens/s"
-    for name, what in {"one": alone, "many": f"a token of each of {bounds['batch']} sequences"}.items():
+    for name, what in sequences.items():
         it = bounds[name]
-        yield f"  {what}: at least {show_duration(it['seconds'])} (by {it['by']}), at most {it['rate']:,.0f} tokens/s"
+        yield f"  a token of {what}: at least {show_duration(it['seconds'])} (by {it['by']}), at most {it['rate']:,.0f} tokens/s"
