@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
-from fenno import meant
+from fenno import meant, units
 from fenno.errors import RecipeError, UsageError
 from fenno.quantities import FILE, Count, LatencyLimit, Limit, Memory, Rate, Seconds, Share, Size
 from fenno.secret import in_flag, is_secret
@@ -27,12 +27,25 @@ from fenno.secret import in_flag, is_secret
 Scalar = bool | int | float | str | None
 
 PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+# The flags whose numbers vLLM reads in thousands too, such as 8k and 8K.
+IN_THOUSANDS = {
+    *("max-model-len", "max-num-batched-tokens", "max-num-scheduled-tokens", "max-num-queued-tokens"),
+    "kv-cache-memory-bytes",
+}
 
 
 class Model(BaseModel):
     """Frozen, and a misspelt key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _digits(value: object) -> object:
+    """A number that is written as vLLM reads it, as a number; another text, such as auto, as it is."""
+    try:
+        return units.tokens(value) if isinstance(value, str) else value
+    except UsageError:
+        return value
 
 
 class Engine(Model):
@@ -75,6 +88,11 @@ class Engine(Model):
     def unwritten(self) -> tuple[str, ...]:
         """The environment variables to which no file of fenno's gives a value: inherited ones, and secrets."""
         return tuple(name for name, value in self.env.items() if value is None or is_secret(name, value))
+
+    @field_validator("flags")
+    @classmethod
+    def _in_digits(cls, flags: dict[str, Any]) -> dict[str, Any]:
+        return {name: _digits(value) if name in IN_THOUSANDS else value for name, value in flags.items()}
 
     @model_validator(mode="after")
     def _key_that_nobody_sees(self) -> Engine:

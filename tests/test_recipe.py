@@ -158,6 +158,15 @@ def test_a_number_of_ranks_that_is_none_is_refused(value: object) -> None:
         recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m", "flags": flags}}), "here")
 
 
+def test_a_number_in_thousands_is_the_one_that_vllm_reads() -> None:
+    flags = {"max-model-len": "8k", "max-num-batched-tokens": "16K", "kv-cache-memory-bytes": "1.5g", "max-num-seqs": 64}
+    read = recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m", "flags": flags}}), "here").engine.flags
+    assert read == {**flags, "max-model-len": 8000, "max-num-batched-tokens": 16384, "kv-cache-memory-bytes": 1_500_000_000}
+    for value in ("auto", -1, None):
+        one = {"name": "r", "engine": {"model": "m", "flags": {"max-model-len": value}}}
+        assert recipe.parse(yaml.safe_dump(one), "here").engine.flags == {"max-model-len": value}
+
+
 def test_ranks_are_those_of_the_parallel_flags() -> None:
     flags = {"tensor-parallel-size": "4", "data-parallel-size": 2, "pipeline-parallel-size": None}
     assert recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m", "flags": flags}}), "here").engine.ranks == 8
