@@ -141,8 +141,8 @@ def nothing() -> tuple[Verdict, list[Trial]]:
 
 
 HEADINGS = [
-    *("Targets", "What holds it back", "Before and after", "Settings", "What each change brings", "The search", "Latencies"),
-    *("Refused or failed", "All trials", "Conditions", "How to read this"),
+    *("Targets", "What holds it back", "Before and after", "Settings", "What each change brings", "The search", "Trade-off"),
+    *("Latencies", "Refused or failed", "All trials", "Conditions", "How to read this"),
 ]
 STUDIES = [met, infeasible, inconclusive, unmeasured, nothing]
 
@@ -178,6 +178,7 @@ def without(trials: list[Trial]) -> set[str]:
     missing = set() if measured and trials[0].origin == "defaults" else {"Before and after"}
     missing |= set() if measured else {"Latencies", "What holds it back"}
     missing |= set() if trials and trials[-1].origin == "confirmation" else {"What each change brings"}
+    missing |= set() if len({str(trial.point) for trial in trials if trial.measured}) > 1 else {"Trade-off"}
     return missing | (set() if trials else {"The search", "Refused or failed", "All trials"})
 
 
@@ -256,6 +257,22 @@ def test_why_the_changes_helped_is_told_by_what_bound_before_and_what_binds_now(
     for silent in ([trials[1]], [replace(trials[0], rate=80.0), trials[1]], [replace(trials[0], state="unclear"), trials[1]]):
         assert "helped" not in document(verdict, silent), "the defaults were not seen to miss at that rate"
     assert "helped" not in document(*infeasible())
+
+
+def test_a_trial_lies_where_its_two_latencies_are() -> None:
+    trials = [measured(0, 2.0, origin="defaults"), measured(1, 0.5, **{CAP: 16}), measured(2, 0.9, **{CAP: 64})]
+    for trial, p95 in zip(trials, (10.0, 40.0, 20.0), strict=True):
+        trial.summary["tpot"] = {"p95": p95}
+    trials.append(replace(measured(3, 9.0, **{BUDGET: 512}), judgement={**trials[0].judgement, "notes": ["stopped early: 5 of 5"]}))
+    written = render(verdicts.met(trials[1], SPACE, confirmed=False), trials)
+    (part,) = re.findall(r"(?s)<h2>Trade-off</h2>.*?</section>", written)
+    across = [float(x) for x in re.findall(r'<svg x="([\d.]+)%"', part)]
+    up = [float(y) for y in re.findall(r'translate\(0 ([\d.]+)\)', part)]
+    assert re.findall(r'href="#trial-(\d)"', part) == ["0", "1", "2"], "not the one that was stopped early"
+    assert across[0] < across[2] < across[1] and up[0] < up[2] < up[1], "pixels go down"
+    assert all(9 <= x <= 98 for x in across) and "ms" in part
+    alone = [trials[0], replace(trials[0], number=1, origin="confirmation")]
+    assert "Trade-off" not in render(verdicts.met(alone[1], SPACE, confirmed=True), alone), "one setting trades nothing"
 
 
 def test_a_winner_that_holds_more_is_set_beside_no_trial_at_a_lower_rate() -> None:

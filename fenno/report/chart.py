@@ -134,6 +134,33 @@ def over_time(marks: Sequence[Mark], limit: float, say: Say, label: str, *, heig
     )
 
 
+def against(marks: Sequence[tuple[float, Mark]], say: Say, label: str, *, height: int, left: float) -> Html:
+    """Trials by two positive figures on logarithmic scales: the one across, the mark's own upwards. `say` spells either."""
+    across, up = [x for x, _ in marks], [mark.value or 0.0 for _, mark in marks]
+    (start, end), (low, high), bottom = _log_extent(across), _log_extent(up), height - 22
+
+    def y(value: float) -> float:
+        return round(bottom - (bottom - 8) * _share(value, low, high), 1)
+
+    def x(value: float) -> float:
+        return left + (98 - left) * _share(value, start, end)
+
+    return tag(
+        "svg",
+        *(part for value in _ticks(low, high) for part in _grid_line(y(value), left, say(value))),
+        *(_text(x(value), height - 5, say(value), "middle") for value in _ticks(start, end)),
+        *(_mark(mark, x(value), y, 12.0) for value, mark in marks),
+        height=height,
+        role="group",
+        aria_label=label,
+    )
+
+
+def _share(value: float, low: float, high: float) -> float:
+    """Where a positive number lies between the ends of a logarithmic axis."""
+    return min(max(math.log(value / low) / math.log(high / low), 0.0), 1.0)
+
+
 def lines(drawn: Sequence[Line], extent: tuple[float, float], label: str, unit: str, *, height: int = 150) -> Html:
     """Lines over the same axis, from zero up. `unit`: of the axis. A line is broken where a value is None."""
     left, top, bottom = 9.0, 8, height - 20

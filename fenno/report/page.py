@@ -15,7 +15,7 @@ from fenno.load import figures
 from fenno.recipe import Recipe, Scalar
 from fenno.report import chart, frame, words
 from fenno.report.markup import Html, facts, row, section, table, tag
-from fenno.report.trials import badge, distribution, every_trial, of_targets, refused, search, with_interval
+from fenno.report.trials import badge, distribution, every_trial, of_targets, refused, search, trade_off, with_interval
 from fenno.tune import space as spaces
 from fenno.tune import verdict as verdicts
 from fenno.tune.judge import Figure, Finding, judge, spell
@@ -51,6 +51,7 @@ def tune(document: Document, trials: Sequence[Trial], recipe: Recipe, space: Spa
         settings(document, best, trials, space),
         worth(document, best, trials, space),
         search(trials),
+        trade_off(trials),
         distribution(best),
         refused(trials, space),
         every_trial(trials, space),

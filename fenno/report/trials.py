@@ -78,6 +78,23 @@ def _target_over_time(target: str, trials: Sequence[Trial]) -> Html:
     return tag("figure", tag("figcaption", name), picture)
 
 
+def trade_off(trials: Sequence[Trial]) -> str:
+    """What first tokens cost the tokens after them: P95 TTFT against P95 TPOT, of trials that were seen to their end."""
+    told = [(_p95(t, "tpot"), _p95(t, "ttft"), t) for t in trials if t.measured and not t.judgement.get("notes")]
+    shown = [(x, chart.Mark(t.number, y, t.state, _cold(t), words.told(t)), t) for x, y, t in told if x > 0 and y > 0]
+    if len({tuple(t.point.items()) for *_, t in shown}) < 2:
+        return ""
+    name = "TTFT p95 (upwards) against TPOT p95 (across)"
+    picture = chart.against([(x, mark) for x, mark, _ in shown], words.milliseconds, name, height=260, left=9)
+    lead = "The nearer to the lower left the better. Trials that were stopped early, or whose queue was not level, are left out."
+    return section("Trade-off", tag("p", lead, class_="quiet"), tag("figure", tag("figcaption", name), picture))
+
+
+def _p95(trial: Trial, latency: str) -> float:
+    """A trial's P95 in ms; 0 where it has none."""
+    return float(trial.summary.get(latency, {}).get("p95") or 0.0)
+
+
 def distribution(best: Trial | None) -> str:
     """Latencies of the trial that counts: of all requests, then by class."""
     if best is None or not best.summary:
