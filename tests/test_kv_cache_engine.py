@@ -144,9 +144,7 @@ def noted() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(("name", "cuts"), [("Llama", 2), ("Gemma2", 3)])
-def test_a_steps_first_layer_makes_all_views_and_each_layer_stores_by_one_call(
-    models: dict[str, Any], name: str, cuts: int
-) -> None:
+def test_a_steps_first_layer_makes_all_views_and_each_layer_copies_twice(models: dict[str, Any], name: str, cuts: int) -> None:
     import torch
 
     cache = contiguous(models[name])
@@ -157,7 +155,7 @@ def test_a_steps_first_layer_makes_all_views_and_each_layer_stores_by_one_call(
                 for layer in range(3):
                     cache.update(*new, layer)
     # The places, and what is shown: with sliding windows that is cut a second time.
-    assert calls == ["slice", "unbind"] * cuts + ["where"] * 3
+    assert calls == ["slice", "unbind"] * cuts + ["copy_"] * 6
 
 
 def test_keys_that_autocast_made_wider_than_values_are_stored_with_them(models: dict[str, Any]) -> None:
@@ -188,7 +186,7 @@ def test_all_layers_lie_in_one_tensor_in_the_articles_order_and_a_step_concatena
     assert "cat" not in calls and "copy_" in calls
     with torch.no_grad(), noted() as calls:  # as in `generate`
         keys, values = cache.update(*keys_and_values(2, 1), 0)
-    assert "cat" not in calls and "where" in calls
+    assert "cat" not in calls and "copy_" in calls
     assert keys.shape == values.shape == (2, 2, 7, 16)
     assert cache.tensor is block
     assert {keys.untyped_storage().data_ptr(), values.untyped_storage().data_ptr()} == {block.untyped_storage().data_ptr()}

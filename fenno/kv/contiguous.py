@@ -33,35 +33,36 @@ class Block:
     def put(self, tensor: torch.Tensor | None) -> None:
         """Another tensor instead of this one, which no view keeps any longer."""
         self.tensor = tensor
+        # All layers' keys, then all layers' values, on one axis: (2 x layers, batch, KV heads, tokens, head size).
+        self._flat = None if tensor is None else tensor.view(-1, *tensor.shape[2:]).transpose(1, 2)
         self._coming: tuple[Any, ...] | None = None  # what the views are for
         self._views: list[tuple[torch.Tensor, ...]] = []  # of each layer
-        if tensor is not None:
-            # All layers' keys, then all layers' values, on one axis: (2 x layers, batch, KV heads, tokens, head size).
-            self._flat = tensor.view(-1, *tensor.shape[2:]).transpose(1, 2)
-            self._pairs = tensor.permute(1, 0, 3, 2, 4, 5)  # (layers, 2, batch, KV heads, tokens, head size)
-            self._keys_first = (torch.arange(2, device=tensor.device) == 0).view(2, 1, 1, 1, 1)
 
     def store(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Put a layer's keys and values (batch, KV heads, tokens, head size) behind `start` tokens; returns what attention reads.
 
-        Room and shape are looked at, and the views of all layers made, for the first layer of a step, and one call stores both: on
-        a GPU a step may wait for its host, to which every call of torch costs more than its bytes. Raises what `room` does.
+        Room and shape are looked at, and the views of all layers made, for the first layer of a step: done for each, this would
+        cost a step on a GPU more than its copies. Raises what `room` does.
         """
         coming = (start, keys.shape, values.shape, keys.dtype)
         if coming != self._coming:
             end = start + keys.shape[-2]
             self.room(keys, values, end)
             self._views, self._coming = self._all(start, end), coming
-        place, all_keys, all_values = self._views[layer]
-        torch.where(self._keys_first, keys, values, out=place)
+        key_place, value_place, all_keys, all_values = self._views[layer]
+        # One `torch.where` for both would be fewer calls, and slower for prompts on a CPU.
+        key_place.copy_(keys)
+        value_place.copy_(values)
         return all_keys, all_values
 
     def _all(self, start: int, end: int) -> list[tuple[torch.Tensor, ...]]:
-        """Of each layer the place of its new keys and values, (2, batch, KV heads, tokens, head size), and what attention reads."""
-        places = self._pairs.narrow(SEQUENCE, start, end - start).unbind()
-        oldest = {window: first_shown(window, start) for window in set(self.windows)}
-        cuts = {window: self._flat.narrow(SEQUENCE - 1, first, end - first).unbind() for window, first in oldest.items()}
-        return [(places[i], cuts[window][i], cuts[window][len(places) + i]) for i, window in enumerate(self.windows)]
+        """Of each layer the places of its new keys and values, and the keys and values that attention reads."""
+        flat = self._flat
+        assert flat is not None
+        oldest = [first_shown(window, start) for window in self.windows]
+        cuts = {first: flat.narrow(SEQUENCE - 1, first, end - first).unbind() for first in {start, *oldest}}
+        places, layers = cuts[start], len(oldest)
+        return [(places[i], places[layers + i], cuts[first][i], cuts[first][layers + i]) for i, first in enumerate(oldest)]
 
     def cut(self, layer: int, start: int, end: int) -> torch.Tensor:
         """One layer's keys [0] and values [1] from token `start` to `end`: (2, batch, KV heads, tokens, head size)."""
@@ -138,8 +139,7 @@ class ContiguousLayer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Store (batch, KV heads, new tokens, head size); returns what attention reads, of the same axes."""
         # Where gradients are kept, a view must be newer than what was written before it; a compiler makes no kernel of a view.
-        # Under autocast keys may be wider than values, which one call does not store.
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or key_states.dtype != value_states.dtype:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return self._update_alone(key_states, value_states)
         shown = self.block.store(self.index, self.length, key_states, value_states)
         self.length += key_states.shape[-2]
