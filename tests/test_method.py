@@ -240,11 +240,29 @@ class Flagged(surfaces.Replayed):
 class FlaggedSeat(surfaces.Seat):
     def measure(self, recipe: Recipe, *, arm: str, seed: int, patience: int = 1) -> Measured:
         bench = cast(Flagged, self.bench)
-        bench.clock += 40.0
-        score_ = bench.scores["".join(flag[0] for flag in ("one", "two") if self.point.get(flag))]
-        state: Any = "met" if score_ <= 1 else "missed"
+        bench.clock += 40.0 * patience
+        score_ = bench.scores[flags_of(self.point)]
+        state: Any = "met" if score_ <= 1 else "unclear" if score_ < 1.1 else "missed"
         finding = Finding("p95_ttft", 0.8, Figure(0.8 * score_), state, score_)
-        return Measured(Judgement(state, (finding,)), {}, Load(), True, 40.0)
+        return Measured(Judgement(state, (finding,)), {}, Load(), True, 40.0 * patience)
+
+
+def flags_of(point: Point) -> str:
+    """The flags of the start that a point has, by their first letters."""
+    return "".join(flag[0] for flag in ("one", "two") if point.get(flag))
+
+
+def flagged(folder: Path, scores: dict[str, float], budget: float) -> Run:
+    of = surfaces.surface(1)
+    bench = Flagged(of, random.Random(1))
+    bench.scores = scores
+    where = Space({CAP: (64,)}, {CAP: 64, "one": None, "two": None}, {"one": (1,), "two": (1,)})
+    return Run(surfaces.recipe(of), where, Study(folder, where, 1), 1, budget, cast(Any, score.Silent()), bench)
+
+
+def cold_flags(run: Run) -> list[str]:
+    """The flags of every cold trial, in their order."""
+    return [flags_of(t.point) for t in run.study.trials() if t.origin == "confirmation"]
 
 
 @pytest.mark.parametrize(
@@ -261,16 +279,36 @@ class FlaggedSeat(surfaces.Seat):
 def test_a_flag_of_the_start_that_brought_nothing_is_put_back_by_the_cold_start_that_confirms(
     tmp_path: Path, scores: dict[str, float], cold: list[str], budget: float
 ) -> None:
-    of = surfaces.surface(1)
-    bench = Flagged(of, random.Random(1))
-    bench.scores = scores
-    where = Space({CAP: (64,)}, {CAP: 64, "one": None, "two": None}, {"one": (1,), "two": (1,)})
-    run = Run(surfaces.recipe(of), where, Study(tmp_path, where, 1), 1, budget, cast(Any, score.Silent()), bench)
+    run = flagged(tmp_path, scores, budget)
     verdict, trials = confirm.tune(run), run.study.trials()
-    made = ["".join(flag[0] for flag in ("one", "two") if t.point[flag]) for t in trials if t.origin == "confirmation"]
-    assert made == cold and verdict.outcome == "met" and verdict.trial == trials[-1]
+    assert cold_flags(run) == cold and verdict.outcome == "met" and verdict.trial == trials[-1]
     assert verdict.sentence.endswith("confirmed after a cold start with plain flags")
     assert confirm.tune(run).sentence == verdict.sentence and run.study.trials() == trials, "nothing is made again"
+
+
+def test_a_full_confirmation_has_the_time_for_itself_and_spares_no_flag(tmp_path: Path) -> None:
+    run = flagged(tmp_path, {"": 2.0, "o": 1.98, "t": 1.5, "ot": 0.9}, 300.0)
+    verdict = confirm.tune(run, confirm="full")
+    assert cold_flags(run) == ["", "ot", "ot", ""] and verdict.outcome == "met"
+
+
+def test_a_flag_stays_whose_cold_start_without_it_is_unclear_at_its_only_look(tmp_path: Path) -> None:
+    run = flagged(tmp_path, {"": 2.0, "o": 1.98, "t": 1.05, "ot": 0.9}, 600.0)
+    verdict = confirm.tune(run)
+    assert cold_flags(run) == ["t", "ot"] and verdict.outcome == "met"
+    assert [t.seconds for t in run.study.trials() if t.origin == "confirmation"] == [40.0, 40.0]
+    assert run.time_left() > 0
+
+
+def test_a_confirmed_winner_is_not_started_again_after_a_flag_that_could_not_be_spared(tmp_path: Path) -> None:
+    """Killed before its verdict: the cold start that confirmed comes before one that missed."""
+    run = flagged(tmp_path, {"": 2.0, "o": 0.9, "t": 0.9, "ot": 0.9}, 900.0)
+    live = replace(told({CAP: 64, "one": 1, "two": 1}, "met"), rate=1.0)
+    met, missed = (replace(live, origin="confirmation", cold=n) for n in (1, 2))
+    winner = replace(met, point={**live.point, "two": None})
+    other = replace(missed, point={**live.point, "one": None}, state="missed")
+    verdict = confirm.confirmed(run, winner, full=False, done=[winner, other])
+    assert verdict.outcome == "met" and cold_flags(run) == []
 
 
 @pytest.mark.parametrize("maximize", [None, "qps", "goodput"])

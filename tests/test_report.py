@@ -257,6 +257,11 @@ def test_why_the_changes_helped_is_told_by_what_bound_before_and_what_binds_now(
     for silent in ([trials[1]], [replace(trials[0], rate=80.0), trials[1]], [replace(trials[0], state="unclear"), trials[1]]):
         assert "helped" not in document(verdict, silent), "the defaults were not seen to miss at that rate"
     assert "helped" not in document(*infeasible())
+    later = replace(trials[0], number=2, state="met")
+    assert "helped" not in document(verdict, [trials[0], later, trials[1]]), "the last word on the defaults is that they met it"
+    slow, slower = replace(trials[0], number=3, rate=10.0, limit=Limit("compute", "20 ran")), replace(trials[0], number=4, rate=5.0)
+    moved = "held back by compute (20 ran); p95_ttft went from 2.36 s at 10 requests/s to 199 ms at 66.4 requests/s, and "
+    assert moved in document(verdict, [slow, slower, trials[1]])["helped"]
 
 
 def test_a_trial_lies_where_its_two_latencies_are() -> None:

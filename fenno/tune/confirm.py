@@ -55,8 +55,8 @@ def concluded(run: Run, confirm: Confirm, arm: Arm | None) -> Verdict:
             return verdicts.cut_short(run.study.trials(), "the targets were met live, and no time was left for a cold start")
         with run.study.claimed(Claim("confirmation"), 0) as mine:
             if mine:
-                # In a search for the most, every flag has shown what it brings: a rate that was not held without it.
-                winner = found.trial if run.maximize else spared(run, found.trial)
+                # Under `full` the time is for the four cold starts; a search for the most climbs again for every point.
+                winner = found.trial if full or run.maximize else spared(run, found.trial)
                 verify = confirmed_rate if run.maximize else confirmed
                 verdict = verify(run, winner, full=full, done=done if winner is found.trial else [winner])
                 if verdict.outcome == "met":
@@ -74,15 +74,15 @@ def concluded(run: Run, confirm: Confirm, arm: Arm | None) -> Verdict:
 
 def spared(run: Run, winner: Trial) -> Trial:
     """The winner without those flags of the start that bring nothing. Each that no two trials show to bring something is put back
-    once, as far as there is time: by a cold start, which is the confirmation where it meets the targets as well."""
+    once, where time is left for the winner's cold start after it: by a cold start, which is the confirmation where it meets the
+    targets at its first look."""
     for knob in spaces.restart_part(winner.point, run.space):
         trials, point = run.study.trials(), spaces.without(winner.point, knob, run.space)
         known = any(t.point == point for t in trials) or brings(winner, knob, trials, run.space)
-        # One change alone brings all.
-        if known or len(spaces.changed(winner.point, run.space)) < 2 or not run.time_for_a_start(run.reserve(1)):
+        if known or not run.time_for_a_start(run.reserve(1)):
             continue
         run.events.say(f"{knob} has not been seen to bring anything: the cold start begins without it")
-        ended = cold_trial(run, replace(winner, point=point))
+        ended = cold_trial(run, replace(winner, point=point), again=0)
         winner = ended if ended.state == "met" else winner
     return winner
 
@@ -92,7 +92,7 @@ def brings(winner: Trial, knob: str, trials: Sequence[Trial], space: Space) -> b
     last = verdicts.latest(trials)
     changed = [t for t in last if t.point.get(knob) == winner.point[knob]]
     pairs = [(a, b) for b in changed for a in last if a.point == spaces.without(b.point, knob, space)]
-    return any(propose.improving([a.score, b.score], patience=1) or (b.state == "met" != a.state) for a, b in pairs)
+    return any(propose.improving([a.score, b.score], patience=1) or (b.state == "met" and a.state != "met") for a, b in pairs)
 
 
 def look(run: Run, starts: int, arm: Arm | None) -> Verdict:
@@ -132,12 +132,12 @@ def unfinished(trials: Sequence[Trial]) -> list[Trial]:
 def confirmed(run: Run, winner: Trial, *, full: bool, done: Sequence[Trial] = ()) -> Verdict:
     """The winner at the target rate: the verdict that counts. `full`: beside it the defaults, cold too.
 
-    `done`: cold starts that were made already; they count if they are those that come first.
+    `done`: cold starts that were made already; those of these points count if they are those that come first.
     """
     wanted = blocks(run, winner, full)
-    # Before them may have come cold starts that `spared` a flag.
-    done = [*itertools.dropwhile(lambda t: t.point not in [block.point for block in wanted], done)]
-    made = [trial for start in kept(wanted, done) for trial in start]
+    # Among them may be cold starts that were to spare a flag.
+    of_these = [t for t in done if t.point in [block.point for block in wanted]]
+    made = [trial for start in kept(wanted, of_these) for trial in start]
     ended = [*made, *cold_starts(run, wanted[len(made) :], cold_trial)]
     if len(ended) < len(wanted):
         return verdicts.cut_short(run.study.trials(), BETWEEN)
@@ -161,14 +161,14 @@ def cold_starts(run: Run, wanted: Sequence[Trial], start: Callable[[Run, Trial],
     return ended
 
 
-def cold_trial(run: Run, which: Trial) -> Trial:
-    """One cold start of a point with plain flags, measured at its rate."""
+def cold_trial(run: Run, which: Trial, again: int = AGAIN) -> Trial:
+    """One cold start of a point with plain flags, measured at its rate; `again` as of `settled`."""
     run.events.say(f"confirming after a cold start: {spaces.show(spaces.changed(which.point, run.space))}")
     which = replace(which, cold=next_cold(run))
     try:
         with run.bench.plain(which.point) as seat:
             outputs = compared_outputs(run, seat, which.point)
-            return other_outputs(run, which, outputs) or settled(run, seat, which, outputs)
+            return other_outputs(run, which, outputs) or settled(run, seat, which, outputs, again=again)
     except (EngineError, LoadError) as error:
         return failed_cold(run, which, error)
 
@@ -295,16 +295,19 @@ def with_outputs(trial: Trial, outputs: Comparison | None) -> Trial:
     return replace(trial, summary={**trial.summary, "outputs": outputs.as_dict()}) if outputs else trial
 
 
-def settled(run: Run, seat: Seat, which: Trial, outputs: Comparison | None = None, goodput: float | None = None) -> Trial:
+def settled(
+    run: Run, seat: Seat, which: Trial, outputs: Comparison | None = None, goodput: float | None = None, again: int = AGAIN
+) -> Trial:
     """`which` measured on a plain engine: again while it was no measurement, and for longer while it was too close to call.
 
-    `goodput`: what is to be shown in a search for the largest: close to the best so far is no more than that.
+    `goodput`: what is to be shown in a search for the largest: close to the best so far is no more than that. `again`: how many
+    times at most.
     """
     blank = cold(run, which)
     seat.move({})
     finished = measured(run, seat, blank, f"confirmation-{blank.number}", goodput=goodput)
     patience, needed = 1, trial.seconds_needed(run.recipe.with_targets(qps=which.rate or None))
-    for again in range(AGAIN):
+    for attempt in range(again):
         # What is too close to call takes longer; what was no measurement only has to be repeated.
         patience *= 2 if finished.state == "unclear" else 1
         open_ = [f.target for f in verdicts.findings(finished) if finished.state == "unclear" and f.state != "met"]
@@ -312,7 +315,7 @@ def settled(run: Run, seat: Seat, which: Trial, outputs: Comparison | None = Non
         if decided or run.time_left() < patience * needed:
             break
         run.events.say(f"once more: {finished.reason or 'too close to call'}")
-        finished = measured(run, seat, blank, f"confirmation-{blank.number}-again-{again}", patience, goodput)
+        finished = measured(run, seat, blank, f"confirmation-{blank.number}-again-{attempt}", patience, goodput)
     finished = with_outputs(finished, outputs)
     run.study.add(finished)
     run.events.done(finished)

@@ -176,24 +176,25 @@ def _helped(verdict: Verdict, space: Space, trials: Sequence[Trial]) -> dict[str
 
 def helped(best: Trial, space: Space, trials: Sequence[Trial]) -> str:
     """Why the changes of `best` helped, in a sentence: what held the defaults back at its rate or a lower one, what came of their
-    worst target, and what binds now. Empty where the defaults missed nothing that was seen."""
-    lost = [t for t in trials if t.point == space.defaults and t.state == "missed" and t.limit and t.rate <= best.rate]
-    before = max(lost, key=lambda t: (t.rate, t.number), default=None)
+    worst target, and what binds now. Empty where the last word on the defaults at no such rate is that they missed."""
+    last = {t.rate: t for t in trials if t.point == space.defaults and t.measured and t.rate <= best.rate}
+    before = max((t for t in last.values() if t.state == "missed" and t.limit), key=lambda t: t.rate, default=None)
     if before is None or before.limit is None or best.limit is None or best.point == before.point:
         return ""
     was, now = before.limit, best.limit
-    moved = next((said for f in sorted(findings(before), key=lambda f: -f.ratio) if (said := _moved(f, best))), "")
+    moved = next((said for f in sorted(findings(before), key=lambda f: -f.ratio) if (said := _moved(f, before, best))), "")
     binds = f"{now.name} binds now" if now.name != was.name else "it still binds"
     by = show(changed(best.point, space))
     return f"why {by} helped: the defaults were held back by {was.name} ({was.evidence}); {moved}{binds} ({now.evidence})"
 
 
-def _moved(before: Finding, best: Trial) -> str:
-    """What a target's figure was and has become; empty where it is not known of both."""
-    target, after = before.target, figure(best, before.target)
-    if before.figure is None or after is None:
+def _moved(lost: Finding, before: Trial, best: Trial) -> str:
+    """What a target's figure was and has become, with the rates where they differ; empty where it is not known of both."""
+    target, after = lost.target, figure(best, lost.target)
+    if lost.figure is None or after is None:
         return ""
-    return f"{target} went from {spell(target, before.figure.value)} to {spell(target, after.value)}, and "
+    was, now = (f" at {t.rate:.3g} requests/s" if before.rate != best.rate else "" for t in (before, best))
+    return f"{target} went from {spell(target, lost.figure.value)}{was} to {spell(target, after.value)}{now}, and "
 
 
 def _outputs(best: Trial | None, trials: Sequence[Trial]) -> dict[str, Any]:
