@@ -300,6 +300,15 @@ def test_a_flag_stays_whose_cold_start_without_it_is_unclear_at_its_only_look(tm
     assert run.time_left() > 0
 
 
+def test_a_flag_is_not_spared_by_a_start_that_was_tried_already(tmp_path: Path) -> None:
+    run = flagged(tmp_path, {"": 2.0, "o": 0.9, "t": 0.9, "ot": 0.9}, 900.0)
+    tried: list[Point] = [{CAP: 64, "one": 1, "two": None}, {CAP: 64, "one": None, "two": 1}]
+    for number, point in enumerate(tried):
+        run.study.add(replace(told(point, "failed"), number=number))
+    winner = told({CAP: 64, "one": 1, "two": 1}, "met")
+    assert confirm.spared(run, winner) is winner and cold_flags(run) == []
+
+
 def test_a_confirmed_winner_is_not_started_again_after_a_flag_that_could_not_be_spared(tmp_path: Path) -> None:
     """Killed before its verdict: the cold start that confirmed comes before one that missed."""
     run = flagged(tmp_path, {"": 2.0, "o": 0.9, "t": 0.9, "ot": 0.9}, 900.0)
