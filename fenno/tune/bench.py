@@ -10,14 +10,12 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from fenno import control as control_file
-from fenno import machine
 from fenno.engine import http, live, plugin, server
-from fenno.engine import watch as watches
 from fenno.engine.command import Flags
 from fenno.engine.server import Server
 from fenno.errors import EngineError, LoadError
@@ -25,7 +23,7 @@ from fenno.load import endpoint, probe
 from fenno.load import run as load
 from fenno.load.plan import Plan
 from fenno.recipe import Recipe, Scalar
-from fenno.tune import memory, quality, trial
+from fenno.tune import quality, trial
 from fenno.tune import space as spaces
 from fenno.tune.quality import Pass
 from fenno.tune.space import BUDGET, CAP, POLICY, SERVERS, Point, Space
@@ -93,8 +91,6 @@ class Engines:
     deadline: float = math.inf
     start_seconds: float = START
     starts: int = 0
-    allowed: float | None = None  # bytes of each GPU, where a memory target has set a flag
-    fitted: Flags = field(default_factory=dict)  # what follows from that and from an engine that was ready
 
     def now(self) -> float:
         return time.monotonic()
@@ -109,36 +105,15 @@ class Engines:
         control_file.clear(control)
         env = {**plugin.environment(plugin.install(self.folder / "plugin"), control), **spaces.variables_of(restart)}
         flags = {**spaces.wide(self.space), **spaces.flags_of(restart), "scheduler-cls": plugin.SCHEDULER}
-        for last in (False, True):
-            self.events.say("starting the engine wide" + (f" with {spaces.show(restart)}" if restart else ""))
-            with self._engine("wide", flags={**flags, **self.fitted}, env=env, control=control) as engine:
-                plugin.loaded(control)
-                if last or not self._too_full(engine.engine):
-                    yield engine
-                    return
-            control_file.clear(control)
-
-    def _too_full(self, engine: Server) -> bool:
-        """Whether an engine that is ready leaves too little of its GPUs for traffic under the memory target. In any case the next
-        starts have the KV cache that fits, as it and NVML say."""
-        takes = engine.catalogue is not None and memory.OTHER in engine.catalogue.flags
-        gpus = machine.visible(machine.read_gpus()[0], watches.visible(engine)) if self.allowed and takes else ()
-        known = self.fitted.get(memory.OTHER) or memory.reported(engine.log.read_text(encoding="utf-8", errors="replace"))
-        if self.allowed is None or not gpus or not isinstance(known, int):
-            return False
-        used = max(gpu.used for gpu in gpus[: self.recipe.engine.ranks])
-        size = memory.fits(self.allowed, used, known)
-        if size is None:
-            return False
-        self.events.say(memory.correction(self.allowed, used, known, size))
-        self.fitted = {memory.OTHER: size, memory.FLAG: None}
-        return memory.tight(size, known)
+        self.events.say("starting the engine wide" + (f" with {spaces.show(restart)}" if restart else ""))
+        with self._engine("wide", flags=flags, env=env, control=control) as engine:
+            plugin.loaded(control)
+            yield engine
 
     @contextlib.contextmanager
     def plain(self, point: Point) -> Iterator[Running]:
         """Plain flags, and the plugin only where the point has no plain flag."""
-        flags = {**serve_flags(point, self.space), **self.fitted}
-        env = spaces.plain_variables(point, self.space)
+        flags, env = serve_flags(point, self.space), spaces.plain_variables(point, self.space)
         if flags.get("scheduler-cls"):
             env |= plugin.environment(plugin.install(self.folder / "plugin"), self._control("confirm.json"))
         with self._engine("confirmation", flags=flags, env=env, control=None) as engine:

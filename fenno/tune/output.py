@@ -77,11 +77,9 @@ def _weighty(facts: Mapping[str, Any]) -> list[Any]:
     return [facts["engine"], facts.get("space"), *(host[name] for name in ("system", "processor", "cores")), memory, gpus]
 
 
-def tuned(recipe: Recipe, point: Point, space: Space, fitted: command.Flags | None = None) -> Recipe:
-    """The recipe with the smallest change from the defaults that gives `point`. `fitted`: the flags that follow from its memory
-    target and an engine that was seen, None for one that is not given."""
-    given = {**recipe.engine.flags, **spaces.plain_flags(point, space), **(fitted or {})}
-    flags = {name: value for name, value in given.items() if value is not None or name not in (fitted or {})}
+def tuned(recipe: Recipe, point: Point, space: Space) -> Recipe:
+    """The recipe with the smallest change from the defaults that gives `point`."""
+    flags = {**recipe.engine.flags, **spaces.plain_flags(point, space)}
     variables = spaces.plain_variables(point, space)
     unset = [name for name, value in variables.items() if value is None]
     env = {name: value for name, value in {**recipe.engine.env, **variables}.items() if name not in unset}

@@ -44,7 +44,6 @@ class Session:
     place: output.Place
     document: dict[str, Any]
     lock: TextIO
-    engines: benches.Engines
 
 
 def alone(folder: Path) -> TextIO:
@@ -62,7 +61,7 @@ def alone(folder: Path) -> TextIO:
 @dataclass(frozen=True)
 class Ready:
     """All that is known, and was found to be right, before anything is started or written. `deadline` is on the monotonic clock;
-    `remarks` are what a person should know; `maximize` as of `Run`; `allowed` as of `Engines`."""
+    `remarks` are what a person should know; `maximize` as of `Run`."""
 
     recipe: Recipe
     known: catalogue.Catalogue
@@ -71,7 +70,6 @@ class Ready:
     deadline: float
     remarks: tuple[str, ...]
     maximize: Maximize | None = None
-    allowed: float | None = None
 
 
 def ready(
@@ -98,8 +96,7 @@ def ready(
     if fitted is not recipe:
         space = spaces.build(fitted, known, host.cores)
     remarks = (*memory.remark(recipe, fitted), *short(budget, trial.seconds_needed(recipe), confirm))
-    allowed = memory.allowed(fitted, host) if fitted is not recipe else None
-    return Ready(fitted, known, space, host, deadline, remarks, maximize, allowed)
+    return Ready(fitted, known, space, host, deadline, remarks, maximize)
 
 
 def aimed(recipe: Recipe, maximize: Maximize | None) -> Recipe:
@@ -167,9 +164,8 @@ def begin(
     head = f"The recipe of the study in this folder, with its targets. fenno {document['fenno']}, {document['date']}"
     output.write(place.folder, {"recipe.yaml": output.recipe_yaml(recipe, head), output.BEGUN: output.dumps(document)})
     bench = benches.Engines(any_port(recipe) if storage else recipe, place.folder, space, events, ready.deadline)
-    bench.allowed = ready.allowed
     run = runs.Run(recipe, space, study, seed, ready.deadline, events, bench, first, maximize=ready.maximize)
-    return Session(run, ready.known, ready.host, place, document, lock, bench)
+    return Session(run, ready.known, ready.host, place, document, lock)
 
 
 def joined(study: Study, document: Mapping[str, Any]) -> Study:
@@ -232,7 +228,7 @@ def finish(session: Session, verdict: Verdict, page: Page) -> dict[str, Any]:
     document["report"] = str(folder / "report.html")
     files: dict[str, str] = {}
     if verdict.outcome == "met" and verdict.trial is not None:
-        tuned = output.tuned(run.recipe, verdict.trial.point, run.space, session.engines.fitted)
+        tuned = output.tuned(run.recipe, verdict.trial.point, run.space)
         tuned = tuned.with_targets(**verdicts.held_again(verdict))
         without = output.without_fenno(tuned, session.known, folder)
         document |= {"tuned": str(folder / output.TUNED), "serve": without.serve, "config": str(folder / output.CONFIG)}
