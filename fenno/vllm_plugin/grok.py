@@ -212,7 +212,7 @@ class GrokForCausalLM(nn.Module, SupportsPP):  # type: ignore[misc]
         self.grok = grok = grok_layout.read(vllm_config.model_config.hf_text_config)
         _warn(grok, vllm_config.model_config.max_model_len)
         parallel = vllm_config.parallel_config
-        # vLLM's loader then leaves out the experts of other ranks.
+        # vLLM's loader then leaves out the experts of other ranks; which those are it keeps to itself.
         self.filtered = parallel.enable_expert_parallel and parallel.enable_ep_weight_filter
         self.model = GrokModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         if get_pp_group().is_last_rank:
@@ -265,7 +265,7 @@ class GrokForCausalLM(nn.Module, SupportsPP):  # type: ignore[misc]
             if not is_pp_missing_parameter(name, self):
                 loaded.add(_load(name, tensor, parameters))
         here = [name for name in expected if not is_pp_missing_parameter(name, self)]
-        grok_layout.complete([name for name in here if not (self.filtered and ".experts." in name)], seen)
+        grok_layout.complete(grok_layout.of_rank(here, seen) if self.filtered else here, seen)
         return loaded
 
 

@@ -213,6 +213,18 @@ def _check_shapes(name: str, weight: Weight, shapes: list[tuple[int, ...]]) -> N
         raise ValueError(f"the weight {name} has the shape {seen} and should have {list(weight.shape)}")
 
 
+def of_rank(expected: Iterable[str], found: Iterable[str]) -> list[str]:
+    """Of `expected` what a rank can be asked for to which vLLM's loader gives its own experts alone: those of which something is in
+    `found`, whole and in every layer. All of them where it was given none."""
+    came = {_expert(name) for name in found} - {""}
+    return [name for name in expected if not came or _expert(name) in {"", *came}]
+
+
+def _expert(name: str) -> str:
+    """The number of the expert that a weight is of; "" where it is of none."""
+    return name.partition(".experts.")[2].partition(".")[0]
+
+
 def complete(expected: Iterable[str], found: Iterable[str]) -> None:
     """Raise `ValueError` that names the first weights of `expected` of which nothing is in `found`.
 
