@@ -327,6 +327,11 @@ class Search(Model):
     warmup: Seconds = Field(3.0, gt=0, description="at least so much traffic before requests count; long answers need more")
     window: Seconds = Field(8.0, gt=0, description="at least so much traffic before a trial is judged")
 
+    @field_validator("restart")
+    @classmethod
+    def _in_digits(cls, restart: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        return {name: [_digits(v) for v in values] if name in IN_THOUSANDS else values for name, values in restart.items()}
+
 
 class Serve(Model):
     """How `fenno serve` keeps the engine up."""

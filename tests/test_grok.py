@@ -143,7 +143,6 @@ def test_a_rank_whose_files_are_all_missing_is_named() -> None:
         grok_layout.join(files, grok())
 
 
-
 def test_a_rank_that_is_given_its_own_experts_asks_for_each_of_them_whole_and_in_every_layer() -> None:
     names = [f"l.{layer}.mlp.experts.{expert}.{part}.weight" for layer in range(2) for expert in range(4) for part in ("w1", "w2")]
     expected = ["norm.weight", *names]

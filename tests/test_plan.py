@@ -638,7 +638,8 @@ def test_the_flags_that_a_plan_takes_are_those_it_reads() -> None:
         ({"max_model_len": -1}, "max-model-len -1: a plan needs a number"),
         ({"max_num_seqs": 0}, "max-num-seqs 0: at least 1 is needed"),
         ({"tensor_parallel_size": "two"}, "tensor-parallel-size two: a plan needs a number"),
-        ({"gpu_memory_utilization": 90}, "gpu-memory-utilization 90: it is a share of the memory"),
+        ({"max_num_seqs": "1k"}, "max-num-seqs 1k: a plan needs a number"),
+        *(({"gpu_memory_utilization": no}, f"gpu-memory-utilization {no}: it is a share of the memory") for no in (90, 0, "90%")),
         ({"kv_cache_dtype": "nvfp4"}, "how many bytes a token has under kv-cache-dtype nvfp4 is not known here"),
     ],
 )
@@ -670,6 +671,11 @@ def test_a_model_that_is_cut_is_not_planned_for_a_cpu() -> None:
 def test_a_number_and_a_type_that_contradict_each_other_are_a_question(count: int, kind: str) -> None:
     with pytest.raises(UsageError, match=f"--gpus {count} of --gpu-type {kind} is nothing"):
         hardware(recipe(), count, kind)
+
+
+def test_ranks_of_the_command_line_that_are_no_number_are_refused_by_their_name() -> None:
+    with pytest.raises(UsageError, match="tensor-parallel-size two: a plan needs a number"):
+        hardware(flagged(recipe(), ["tensor-parallel-size=two"]), None, "H200")
 
 
 def test_a_plan_without_bounds_says_why() -> None:

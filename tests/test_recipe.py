@@ -162,6 +162,9 @@ def test_a_number_in_thousands_is_the_one_that_vllm_reads() -> None:
     flags = {"max-model-len": "8k", "max-num-batched-tokens": "16K", "kv-cache-memory-bytes": "1.5g", "max-num-seqs": 64}
     read = recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m", "flags": flags}}), "here").engine.flags
     assert read == {**flags, "max-model-len": 8000, "max-num-batched-tokens": 16384, "kv-cache-memory-bytes": 1_500_000_000}
+    search = {"restart": {"max-num-batched-tokens": ["16K", 8192], "max-num-seqs": [64, 128]}}
+    read = recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m"}, "search": search}), "here").search.restart
+    assert read == {"max-num-batched-tokens": [16384, 8192], "max-num-seqs": [64, 128]}
     for value in ("auto", -1, None):
         one = {"name": "r", "engine": {"model": "m", "flags": {"max-model-len": value}}}
         assert recipe.parse(yaml.safe_dump(one), "here").engine.flags == {"max-model-len": value}

@@ -269,11 +269,13 @@ def test_a_trial_lies_where_its_two_latencies_are() -> None:
     for trial, p95 in zip(trials, (10.0, 40.0, 20.0), strict=True):
         trial.summary["tpot"] = {"p95": p95}
     trials.append(replace(measured(3, 9.0, **{BUDGET: 512}), judgement={**trials[0].judgement, "notes": ["stopped early: 5 of 5"]}))
+    trials.append(replace(measured(4, 0.4, **{BUDGET: 2048}), rate=3.0))
+    trials[4].summary["tpot"] = {"p95": 5.0}
     written = render(verdicts.met(trials[1], SPACE, confirmed=False), trials)
     (part,) = re.findall(r"(?s)<h2>Trade-off</h2>.*?</section>", written)
     across = [float(x) for x in re.findall(r'<svg x="([\d.]+)%"', part)]
-    up = [float(y) for y in re.findall(r'translate\(0 ([\d.]+)\)', part)]
-    assert re.findall(r'href="#trial-(\d)"', part) == ["0", "1", "2"], "not the one that was stopped early"
+    up = [float(y) for y in re.findall(r"translate\(0 ([\d.]+)\)", part)]
+    assert re.findall(r'href="#trial-(\d)"', part) == ["0", "1", "2"], "neither what was stopped early nor another rate"
     assert across[0] < across[2] < across[1] and up[0] < up[2] < up[1], "pixels go down"
     assert all(9 <= x <= 98 for x in across) and "ms" in part
     alone = [trials[0], replace(trials[0], number=1, origin="confirmation")]

@@ -127,6 +127,7 @@ def version(chosen: Recipe) -> str | None:
 def hardware(chosen: Recipe, gpus: int | None, kind: str | None) -> tuple[Device, int]:
     """What it is to run on, and how many of these (0: a CPU). Raises `UsageError` where that is not said and not here."""
     from fenno import machine
+    from fenno.plan import fit
     from fenno.plan.gpus import Device, like, named
 
     host = chosen.host
@@ -135,7 +136,7 @@ def hardware(chosen: Recipe, gpus: int | None, kind: str | None) -> tuple[Device
         raise UsageError(f"--gpus {gpus} of --gpu-type {kind} is nothing", "a CPU is --gpu-type CPU or --gpus 0, each alone")
     if gpus == 0 or cpu or (nothing_said and "gpus" in host.model_fields_set and not host.gpus):
         return Device("CPU", machine.memory_limit()), 0
-    count = gpus or max(host.gpus, chosen.engine.ranks)
+    count = gpus or max(host.gpus, fit.ranks(chosen.engine.flags))
     if kind:
         return named(kind), count
     here, note = machine.read_gpus()

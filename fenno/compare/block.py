@@ -143,9 +143,7 @@ def _started(arms: Sequence[Arm], making: Making, number: int, stack: contextlib
     return servers
 
 
-def _begun(
-    arm: Arm, running: Server, making: Making, number: int, stack: contextlib.ExitStack
-) -> Callable[[bool], dict[str, Any]]:
+def _begun(arm: Arm, running: Server, making: Making, number: int, stack: contextlib.ExitStack) -> Callable[[bool], dict[str, Any]]:
     """Traffic to one arm; gives what waits for its end, as `loadtest.begun` does."""
     assert arm.recipe is not None
     place = making.place(arm, number)

@@ -51,7 +51,9 @@ def given(path: Path | None, git: str | None) -> Given:
         raise UsageError("--source and --git name two sources", "leave one of them out")
     url, _, tag = git.rpartition("@")
     if not url or not tag or ":" in tag:
-        raise UsageError(f"--git is {git!r}: there is no tag in it", "write it as URL@TAG, such as https://HOST/flash-attention@v2.8.3")
+        raise UsageError(
+            f"--git is {git!r}: there is no tag in it", "write it as URL@TAG, such as https://HOST/flash-attention@v2.8.3"
+        )
     return Given(url=url, tag=tag)
 
 

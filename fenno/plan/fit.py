@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from fenno.plan import runner
 from fenno.plan.gpus import GIB, Device
 from fenno.plan.runner import Runner
 from fenno.plan.shape import Config, Part, Shape
-from fenno.recipe import PARALLEL
+from fenno.recipe import IN_THOUSANDS, PARALLEL
 
 # The share of a GPU that vLLM takes unless told, and its block: on a CPU another, unless attention is latent (0.24 to 0.32).
 UTILIZATION, BLOCK, CPU_BLOCK = 0.92, 16, 128
@@ -121,19 +122,26 @@ def _number(flags: Mapping[str, Any], name: str, default: int) -> int:
     if flags.get(name) is None:
         return default
     try:
-        found = units.tokens(flags[name])
-    except UsageError as error:
+        found = units.tokens(flags[name]) if name in IN_THOUSANDS else int(str(flags[name]))
+    except (UsageError, ValueError) as error:
         # vLLM takes auto and -1 for a length, and looks how long a sequence it has room for.
-        raise UsageError(f"{name} {flags[name]}: a plan needs a number", "in digits, or such as 8k (8000), 8K (8192)") from error
+        hint = "in digits" + (", or such as 8k (8000), 8K (8192)" if name in IN_THOUSANDS else "")
+        raise UsageError(f"{name} {flags[name]}: a plan needs a number", hint) from error
     if found < 1:
         raise UsageError(f"{name} {found}: at least 1 is needed")
     return found
 
 
+def ranks(flags: Mapping[str, Any]) -> int:
+    """How many GPUs the parallel flags ask for; 1 without any. Raises `UsageError` where one is no number."""
+    return math.prod(_number(flags, name, 1) for name in PARALLEL)
+
+
 def _share(asked: object) -> float:
     try:
-        return units.share(asked or UTILIZATION)
-    except UsageError as error:
+        # No percentage: vLLM takes none.
+        return units.share(UTILIZATION if asked is None else float(str(asked)))
+    except (UsageError, ValueError) as error:
         raise UsageError(f"gpu-memory-utilization {asked}: it is a share of the memory, at most 1", "such as 0.9") from error
 
 

@@ -79,14 +79,18 @@ def _target_over_time(target: str, trials: Sequence[Trial]) -> Html:
 
 
 def trade_off(trials: Sequence[Trial]) -> str:
-    """What first tokens cost the tokens after them: P95 TTFT against P95 TPOT, of trials that were seen to their end."""
-    told = [(_p95(t, "tpot"), _p95(t, "ttft"), t) for t in trials if t.measured and not t.judgement.get("notes")]
+    """What first tokens cost the tokens after them: P95 TTFT against P95 TPOT, of trials that were seen to their end, at the rate
+    that most of them had."""
+    seen = [t for t in trials if t.measured and not t.judgement.get("notes")]
+    rate = max((t.rate for t in seen), key=[t.rate for t in seen].count, default=0.0)
+    told = [(_p95(t, "tpot"), _p95(t, "ttft"), t) for t in seen if t.rate == rate]
     shown = [(x, chart.Mark(t.number, y, t.state, _cold(t), words.told(t)), t) for x, y, t in told if x > 0 and y > 0]
     if len({tuple(t.point.items()) for *_, t in shown}) < 2:
         return ""
     name = "TTFT p95 (upwards) against TPOT p95 (across)"
     picture = chart.against([(x, mark) for x, mark, _ in shown], words.milliseconds, name, height=260, left=9)
-    lead = "The nearer to the lower left the better. Trials that were stopped early, or whose queue was not level, are left out."
+    out = "Trials at other rates, those that were stopped early, and those whose queue was not level, are left out."
+    lead = f"At {rate:g} requests/s; the nearer to the lower left the better. {out}"
     return section("Trade-off", tag("p", lead, class_="quiet"), tag("figure", tag("figcaption", name), picture))
 
 
