@@ -91,7 +91,8 @@ def test_a_share_may_be_nothing_only_where_that_has_a_meaning() -> None:
         units.share("101%", or_zero=True)
 
 
-@given(st.text(max_size=12))
+# An alphabet of its own: the table of all Unicode takes a second to build.
+@given(st.text("0123456789.,-+_eE%kKmMgGTiBsh nainf²½٣−\0\n", max_size=12))
 def test_any_text_is_a_quantity_or_a_usage_error(text: str) -> None:
     for read in (units.duration, units.share, units.size, units.count, units.tokens, units.memory):
         try:
