@@ -143,13 +143,12 @@ def test_a_rank_whose_files_are_all_missing_is_named() -> None:
         grok_layout.join(files, grok())
 
 
-def test_a_rank_that_is_given_its_own_experts_asks_for_each_of_them_whole_and_in_every_layer() -> None:
+def test_a_rank_that_is_given_its_own_experts_asks_for_all_of_them_and_for_no_other() -> None:
     names = [f"l.{layer}.mlp.experts.{expert}.{part}.weight" for layer in range(2) for expert in range(4) for part in ("w1", "w2")]
     expected = ["norm.weight", *names]
     its = ["norm.weight", *(name for name in names if ".experts.1." in name or ".experts.3." in name)]
-    assert grok_layout.of_rank(expected, its) == its
-    assert grok_layout.of_rank(expected, its[:3]) == [name for name in its if ".experts.3." not in name], "its second layer too"
-    assert grok_layout.of_rank(expected, ["norm.weight"]) == expected, "given no expert it asks for all"
+    assert grok_layout.of_experts(expected, {1, 3}) == its
+    assert grok_layout.of_experts(expected, None) == expected
 
 
 def test_a_packed_weight_is_not_called_missing() -> None:

@@ -151,22 +151,39 @@ def stage(folder: Path) -> Any:
     PPMissingLayer = utils.PPMissingLayer
     model = nn.Module()
     model.grok = grok_layout.read(SimpleNamespace(**json.loads((folder / "config.json").read_text())))
-    model.filtered = False
+    model.given = None
     model.lm_head, model.model = PPMissingLayer(), nn.Module()
     model.model.embed_tokens, model.model.norm = PPMissingLayer(), PPMissingLayer()
     model.model.layers = nn.ModuleList([PPMissingLayer(), nn.Module()])
     return model
 
 
-def test_a_rank_asks_for_the_weights_of_its_stage(folders: dict[str, Path]) -> None:
+def test_a_rank_asks_for_the_weights_of_its_stage_and_of_its_experts(folders: dict[str, Path]) -> None:
     from fenno.vllm_plugin.grok import GrokForCausalLM
 
     model = stage(folders["git"])
     with pytest.raises(ValueError, match=r"lacks model\.layers\.1\.mlp\.gate_proj\.weight, .* and 33 more"):
         GrokForCausalLM.load_weights(model, [])
-    model.filtered = True
-    with pytest.raises(ValueError, match="and 33 more"):
+    # Six of eight experts are another rank's, each with three weights.
+    model.given = {0, 1}
+    with pytest.raises(ValueError, match="and 15 more"):
         GrokForCausalLM.load_weights(model, [])
+
+
+def test_a_rank_is_given_its_own_experts_only_where_the_loader_filters(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fenno.vllm_plugin import grok
+
+    monkeypatch.setattr(grok, "get_ep_group", lambda: SimpleNamespace(world_size=4, rank_in_group=1))
+
+    def given(load_format: str = "auto", **flags: Any) -> set[int] | None:
+        on = {"enable_expert_parallel": True, "enable_ep_weight_filter": True, "enable_eplb": False}
+        parallel = SimpleNamespace(**on | {"expert_placement_strategy": "linear"} | flags)
+        config: Any = SimpleNamespace(parallel_config=parallel, load_config=SimpleNamespace(load_format=load_format))
+        return grok._given(config, 8)
+
+    assert given() == {2, 3} and given(expert_placement_strategy="round_robin") == {1, 5}
+    assert given(enable_eplb=True) is given(enable_expert_parallel=False) is given(enable_ep_weight_filter=False) is None
+    assert given("fenno_presharded") is None
 
 
 def test_scales_of_the_kv_cache_are_taken_and_tables_of_the_rotation_left(folders: dict[str, Path]) -> None:

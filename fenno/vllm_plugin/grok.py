@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
-from vllm.distributed import get_pp_group, get_tensor_model_parallel_world_size
+from vllm.distributed import get_ep_group, get_pp_group, get_tensor_model_parallel_world_size
 from vllm.logger import init_logger
 from vllm.model_executor.layers.activation import GeluAndMul
 from vllm.model_executor.layers.attention import Attention
@@ -22,6 +22,7 @@ from vllm.model_executor.layers.linear import MergedColumnParallelLinear, QKVPar
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.rotary_embedding import get_rope
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.model_loader.ep_weight_filter import compute_local_expert_ids
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader, maybe_remap_kv_scale_name
 from vllm.model_executor.models.interfaces import SupportsPP
 from vllm.model_executor.models.utils import (
@@ -211,9 +212,7 @@ class GrokForCausalLM(nn.Module, SupportsPP):  # type: ignore[misc]
         super().__init__()
         self.grok = grok = grok_layout.read(vllm_config.model_config.hf_text_config)
         _warn(grok, vllm_config.model_config.max_model_len)
-        parallel = vllm_config.parallel_config
-        # vLLM's loader then leaves out the experts of other ranks; which those are it keeps to itself.
-        self.filtered = parallel.enable_expert_parallel and parallel.enable_ep_weight_filter
+        self.given = _given(vllm_config, grok.experts)
         self.model = GrokModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
         if get_pp_group().is_last_rank:
             quant = vllm_config.quant_config
@@ -265,8 +264,22 @@ class GrokForCausalLM(nn.Module, SupportsPP):  # type: ignore[misc]
             if not is_pp_missing_parameter(name, self):
                 loaded.add(_load(name, tensor, parameters))
         here = [name for name in expected if not is_pp_missing_parameter(name, self)]
-        grok_layout.complete(grok_layout.of_rank(here, seen) if self.filtered else here, seen)
+        grok_layout.complete(grok_layout.of_experts(here, self.given), seen)
         return loaded
+
+
+def _given(config: VllmConfig, experts: int) -> set[int] | None:
+    """Which of so many experts vLLM's loader gives to this rank, by the conditions of its filter; None where it gives them all."""
+    parallel = config.parallel_config
+    asked = parallel.enable_expert_parallel and parallel.enable_ep_weight_filter
+    # A balanced rank holds copies of any expert, and the loader of files cut for ranks filters nothing.
+    if not asked or parallel.enable_eplb or config.load_config.load_format == grok_versions.LOAD_FORMAT:
+        return None
+    group = get_ep_group()
+    own: set[int] | None = compute_local_expert_ids(
+        experts, group.world_size, group.rank_in_group, placement=parallel.expert_placement_strategy
+    )
+    return own
 
 
 def _warn(grok: Grok, longest: int) -> None:

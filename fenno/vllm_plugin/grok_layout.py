@@ -213,16 +213,10 @@ def _check_shapes(name: str, weight: Weight, shapes: list[tuple[int, ...]]) -> N
         raise ValueError(f"the weight {name} has the shape {seen} and should have {list(weight.shape)}")
 
 
-def of_rank(expected: Iterable[str], found: Iterable[str]) -> list[str]:
-    """Of `expected` what a rank can be asked for to which vLLM's loader gives its own experts alone: those of which something is in
-    `found`, whole and in every layer. All of them where it was given none."""
-    came = {_expert(name) for name in found} - {""}
-    return [name for name in expected if not came or _expert(name) in {"", *came}]
-
-
-def _expert(name: str) -> str:
-    """The number of the expert that a weight is of; "" where it is of none."""
-    return name.partition(".experts.")[2].partition(".")[0]
+def of_experts(expected: Iterable[str], given: set[int] | None) -> list[str]:
+    """Of `expected` what is of no expert or of one that is `given`; all where that is None."""
+    experts = ((name, name.partition(".experts.")[2].partition(".")[0]) for name in expected)
+    return [name for name, expert in experts if given is None or not expert or int(expert) in given]
 
 
 def complete(expected: Iterable[str], found: Iterable[str]) -> None:
