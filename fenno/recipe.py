@@ -40,10 +40,10 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _digits(value: object) -> object:
-    """A number that is written as vLLM reads it, as a number; another text, such as auto, as it is."""
+def _digits(flag: str, value: object) -> object:
+    """A flag's number that is written in thousands, as vLLM reads it; another text, such as auto, as it is."""
     try:
-        return units.tokens(value) if isinstance(value, str) else value
+        return units.tokens(value) if flag in IN_THOUSANDS and isinstance(value, str) else value
     except UsageError:
         return value
 
@@ -92,7 +92,7 @@ class Engine(Model):
     @field_validator("flags")
     @classmethod
     def _in_digits(cls, flags: dict[str, Any]) -> dict[str, Any]:
-        return {name: _digits(value) if name in IN_THOUSANDS else value for name, value in flags.items()}
+        return {name: _digits(name, value) for name, value in flags.items()}
 
     @model_validator(mode="after")
     def _key_that_nobody_sees(self) -> Engine:
@@ -330,7 +330,7 @@ class Search(Model):
     @field_validator("restart")
     @classmethod
     def _in_digits(cls, restart: dict[str, list[Any]]) -> dict[str, list[Any]]:
-        return {name: [_digits(v) for v in values] if name in IN_THOUSANDS else values for name, values in restart.items()}
+        return {name: [_digits(name, value) for value in values] for name, values in restart.items()}
 
 
 class Serve(Model):
