@@ -143,19 +143,42 @@ def noted() -> Iterator[list[str]]:
         yield calls
 
 
-@pytest.mark.parametrize(("name", "cuts"), [("Llama", 2), ("Gemma2", 3)])
-def test_a_steps_first_layer_makes_all_views_and_each_layer_copies_twice(models: dict[str, Any], name: str, cuts: int) -> None:
+@pytest.mark.parametrize(("name", "windows"), [("Llama", 1), ("Gemma2", 2)])
+def test_a_tokens_first_layer_makes_the_views_of_many_and_each_layer_stores_in_one_call(
+    models: dict[str, Any], name: str, windows: int
+) -> None:
     import torch
 
+    from fenno.kv.contiguous import AHEAD
+
     cache = contiguous(models[name])
+    said = []
     with torch.no_grad():
-        for tokens in (40, 1):
+        for tokens in (20, 5, 1, 1):
             new = keys_and_values(2, tokens)
             with noted() as calls:
                 for layer in range(3):
                     cache.update(*new, layer)
+            said.append(calls)
     # The places, and what is shown: with sliding windows that is cut a second time.
-    assert calls == ["slice", "unbind"] * cuts + ["copy_"] * 6
+    views = ["slice", "split_with_sizes"] + ["slice", "unsafe_split_with_sizes"] * windows
+    assert said[1:] == [views + ["select", "copy_"] * 6, views * AHEAD + ["where"] * 3, ["where"] * 3]
+
+
+def test_a_copy_of_a_cache_goes_its_own_way(models: dict[str, Any]) -> None:
+    import copy
+
+    import torch
+
+    cache = contiguous(models["Llama"])
+    first, other = keys_and_values(2, 1), keys_and_values(2, 1)
+    with torch.no_grad():
+        for layer in range(3):
+            cache.update(*first, layer)
+        twin = copy.deepcopy(cache)
+        stored = [which.update(*pair, 0) for which, pair in ((cache, first), (twin, other))]
+    assert [torch.equal(keys[:, :, 1:], pair[0]) for (keys, _), pair in zip(stored, (first, other), strict=True)] == [True, True]
+    assert torch.equal(twin.tensor[1, 0, :, :, 1].transpose(0, 1), other[1][:, :, 0])
 
 
 def test_keys_that_autocast_made_wider_than_values_are_stored_with_them(models: dict[str, Any]) -> None:
@@ -186,7 +209,7 @@ def test_all_layers_lie_in_one_tensor_in_the_articles_order_and_a_step_concatena
     assert "cat" not in calls and "copy_" in calls
     with torch.no_grad(), noted() as calls:  # as in `generate`
         keys, values = cache.update(*keys_and_values(2, 1), 0)
-    assert "cat" not in calls and "copy_" in calls
+    assert "cat" not in calls and "where" in calls
     assert keys.shape == values.shape == (2, 2, 7, 16)
     assert cache.tensor is block
     assert {keys.untyped_storage().data_ptr(), values.untyped_storage().data_ptr()} == {block.untyped_storage().data_ptr()}

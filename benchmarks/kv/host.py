@@ -5,7 +5,8 @@ usage: python benchmarks/kv/host.py [--out FILE]
 On a CPU, one thread, with a Llama of eight layers that is so small that what is measured is Python and torch's dispatch, not bytes:
 on a GPU this is what a step waits for where the GPU is quicker than its host. Caches are emptied every TOKENS steps, for more
 would be read from memory. Taken twice: `update` of all layers one after the other, and within steps of the whole model, the
-caches in turn. The calls are those of one step of the whole model, by name where the caches differ; those are the same on a GPU.
+caches in turn; with the median the mean, for the contiguous cache makes its views for many steps at one. The calls are those of a
+step of the whole model, the mean of TOKENS steps from an empty cache, by name where the caches differ; those are the same on a GPU.
 To compare with another commit, put its checkout first on PYTHONPATH.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -79,20 +81,21 @@ class Counted(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def calls(model: Any) -> dict[str, dict[str, int]]:
+def calls(model: Any) -> dict[str, dict[str, float]]:
     """Calls of torch in one step of the model, by cache: all of them, and those of which the caches need different numbers."""
     found = {}
     for name, cache in both(model).items():
-        for counted in (Counted(), Counted()):  # the second step is as all that follow
-            with counted:
+        with Counted() as counted:
+            for _ in range(TOKENS):
                 model(torch.ones(1, 1, dtype=torch.long), past_key_values=cache)
         found[name] = counted.calls
     kinds = sorted(kind for kind in set.union(*map(set, found.values())) if len({counts[kind] for counts in found.values()}) > 1)
-    return {name: {"all": counts.total(), **{kind: counts[kind] for kind in kinds}} for name, counts in found.items()}
+    told = {name: {"all": counts.total(), **{kind: counts[kind] for kind in kinds}} for name, counts in found.items()}
+    return {name: {kind: round(number / TOKENS, 1) for kind, number in counts.items()} for name, counts in told.items()}
 
 
 def times(taking: Any, model: Any) -> dict[str, dict[str, float]]:
-    """Median and quartiles in microseconds a layer, by cache."""
+    """Median, quartiles and mean in microseconds a layer, by cache."""
     caches = both(model)
     taken: dict[str, list[float]] = {name: [] for name in caches}
     for number in range(STEPS):
@@ -101,7 +104,8 @@ def times(taking: Any, model: Any) -> dict[str, dict[str, float]]:
                 cache.reset()
         for name in list(caches)[:: 1 if number % 2 else -1]:
             taken[name].append(1e6 * taking(caches[name], model) / LAYERS)
-    return {name: quartiles(values[TOKENS:]) for name, values in taken.items()}
+    kept = {name: values[TOKENS:] for name, values in taken.items()}
+    return {name: {**quartiles(values), "mean": round(statistics.fmean(values), 3)} for name, values in kept.items()}
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """A KV cache for transformers in one tensor, in the article's order: layers, KV heads, batch, sequence, head size.
 
-A step writes its tokens into their places and attention reads views of the tensor: nothing is concatenated.
+A step writes its tokens into their places and attention reads views of the tensor: nothing is concatenated. A GPU that gets one
+token at a time waits for its host, so what a step costs is what it calls: once for a layer, and for all views in advance.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from fenno.errors import CacheError
 
 KINDS = ("full_attention", "sliding_attention")
 BATCH, SEQUENCE = 3, 4  # axes of the tensor
+AHEAD = 32  # tokens whose views are made at once
 
 
 class Block:
@@ -33,36 +35,42 @@ class Block:
     def put(self, tensor: torch.Tensor | None) -> None:
         """Another tensor instead of this one, which no view keeps any longer."""
         self.tensor = tensor
-        # All layers' keys, then all layers' values, on one axis: (2 x layers, batch, KV heads, tokens, head size).
-        self._flat = None if tensor is None else tensor.view(-1, *tensor.shape[2:]).transpose(1, 2)
-        self._coming: tuple[Any, ...] | None = None  # what the views are for
-        self._views: list[tuple[torch.Tensor, ...]] = []  # of each layer
+        self.views: dict[int, list[tuple[torch.Tensor, ...]]] = {}  # of each layer, by the tokens before
+        if tensor is not None:
+            # All heads on one axis, to be split into those of each layer: keys after each other and then values, (batch,
+            # 2 x layers x KV heads, tokens, head size), and keys beside values, (2, batch, layers x KV heads, tokens, head size).
+            self._flat = tensor.flatten(0, 2).transpose(0, 1)
+            self._pairs = tensor.flatten(1, 2).transpose(1, 2)
+            self.is_key = torch.tensor([True, False], device=tensor.device).view(2, 1, 1, 1, 1)
 
-    def store(self, layer: int, start: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put a layer's keys and values (batch, KV heads, tokens, head size) behind `start` tokens; returns what attention reads.
+    def prepare(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+        """The views of all layers for keys and values like these behind `start` tokens. Raises what `room` does.
 
-        Room and shape are looked at, and the views of all layers made, for the first layer of a step: done for each, this would
-        cost a step on a GPU more than its copies. Raises what `room` does.
+        For one token those of the tokens after it are made as well: in a row each takes half as long as between other work.
         """
-        coming = (start, keys.shape, values.shape, keys.dtype)
-        if coming != self._coming:
-            end = start + keys.shape[-2]
-            self.room(keys, values, end)
-            self._views, self._coming = self._all(start, end), coming
-        key_place, value_place, all_keys, all_values = self._views[layer]
-        # One `torch.where` for both would be fewer calls, and slower for prompts on a CPU.
-        key_place.copy_(keys)
-        value_place.copy_(values)
-        return all_keys, all_values
+        new = keys.shape[-2]
+        self.room(keys, values, start + new)
+        assert self.tensor is not None
+        self.views = {}  # before the new ones are made, which then get their memory
+        last = min(start + AHEAD, self.tensor.shape[SEQUENCE]) if new == 1 else start + 1
+        self.views = {at: self._views(at, new) for at in range(start, last)}
+        self.new, self.shape, self.key_type, self.value_type = new, keys.shape, keys.dtype, values.dtype
+        # At a token a call is dearer than its bytes; of a prompt `torch.where` would read twice as many.
+        self.at_once = new == 1 and keys.dtype == values.dtype
+        return self.views[start]
 
-    def _all(self, start: int, end: int) -> list[tuple[torch.Tensor, ...]]:
-        """Of each layer the places of its new keys and values, and the keys and values that attention reads."""
-        flat = self._flat
-        assert flat is not None
-        oldest = [first_shown(window, start) for window in self.windows]
-        cuts = {first: flat.narrow(SEQUENCE - 1, first, end - first).unbind() for first in {start, *oldest}}
-        places, layers = cuts[start], len(oldest)
-        return [(places[i], places[layers + i], cuts[first][i], cuts[first][layers + i]) for i, first in enumerate(oldest)]
+    def _views(self, start: int, new: int) -> list[tuple[torch.Tensor, ...]]:
+        """Of each layer the place of `new` tokens, (2, batch, KV heads, tokens, head size), and what attention reads."""
+        layers, end = len(self.windows), start + new
+        heads = [self._pairs.shape[2] // layers] * layers
+        places = self._pairs.narrow(3, start, new).split_with_sizes(heads, 2)
+        shown = {}
+        for window in set(self.windows):
+            first = first_shown(window, start)
+            # Not what autograd tracks as views: they are read, and only where no gradients are kept.
+            both = self._flat.narrow(2, first, end - first).unsafe_split_with_sizes(heads * 2, 1)
+            shown[window] = list(zip(places, both[:layers], both[layers:], strict=True))
+        return [shown[window][layer] for layer, window in enumerate(self.windows)]
 
     def cut(self, layer: int, start: int, end: int) -> torch.Tensor:
         """One layer's keys [0] and values [1] from token `start` to `end`: (2, batch, KV heads, tokens, head size)."""
@@ -137,17 +145,7 @@ class ContiguousLayer(CacheLayerMixin):  # type: ignore[misc]
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store (batch, KV heads, new tokens, head size); returns what attention reads, of the same axes."""
-        # Where gradients are kept, a view must be newer than what was written before it; a compiler makes no kernel of a view.
-        if torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return self._update_alone(key_states, value_states)
-        shown = self.block.store(self.index, self.length, key_states, value_states)
-        self.length += key_states.shape[-2]
-        self.is_initialized = True
-        return shown
-
-    def _update_alone(self, key_states: torch.Tensor, value_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same with views of this layer alone, made when they are used."""
+        """As the cache's, with views of this layer alone, made when they are used."""
         start = self.length
         end = start + key_states.shape[-2]
         self.block.room(key_states, value_states, end)
@@ -197,12 +195,55 @@ class ContiguousCache(Cache):  # type: ignore[misc]
     Raises `CacheError` for a model whose layers are not all full or sliding attention.
     """
 
+    is_compileable = False
+
     def __init__(self, config: Any, max_cache_len: int, *, step: int | None = None) -> None:
         if max_cache_len < 1 or (step is not None and step < 1):
             raise CacheError(f"a cache of {max_cache_len} tokens in steps of {step} holds nothing", "give whole numbers above 0")
         windows = _windows(config.get_text_config(decoder=True))
         self.block = Block(windows, max_cache_len, min(step or max_cache_len, max_cache_len))
+        self._sliding = [window is not None for window in windows]
         super().__init__(layers=[ContiguousLayer(self.block, index, window) for index, window in enumerate(windows)])
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store a layer's (batch, KV heads, new tokens, head size); returns what attention reads, of the same axes.
+
+        Room is looked at where views are made; else only whether these are like those that the views are for.
+        Raises `CacheError` for tokens that do not fit, and for another shape than the block's.
+        """
+        layer = self.layers[layer_idx]
+        # Where gradients are kept, a view must be newer than what was written before it; a compiler makes no kernel of a view.
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return layer.update(key_states, value_states)  # type: ignore[no-any-return]
+        block, start, shape = self.block, layer.length, key_states.shape
+        views = block.views.get(start)
+        if (
+            views is None
+            or shape != block.shape
+            or shape != value_states.shape
+            or key_states.dtype != block.key_type
+            or value_states.dtype != block.value_type
+        ):
+            views = block.prepare(start, key_states, value_states)
+        place, keys, values = views[layer_idx]
+        if block.at_once:
+            torch.where(block.is_key, key_states, value_states, out=place)
+        else:
+            place[0].copy_(key_states)
+            place[1].copy_(value_states)
+        layer.length = start + block.new
+        layer.is_initialized = True
+        return keys, values
+
+    # A step asks several times for these; the class above goes through all layers for each answer.
+    @property
+    def is_sliding(self) -> list[bool]:
+        return self._sliding
+
+    def get_seq_length(self, layer_idx: int = 0, cache_position: Any = None) -> int:
+        return self.layers[layer_idx].length  # type: ignore[no-any-return]
 
     @classmethod
     def for_model(cls, model: Any, max_cache_len: int, *, step: int | None = None) -> ContiguousCache:
