@@ -47,7 +47,7 @@ LARGE = SMALL | {
     "head_dim": 128,
 }
 SHAPES = {"cpu": SMALL, "cuda": LARGE}
-STEPS = {"cpu": 40, "cuda": 40}
+STEPS = {"cpu": 64, "cuda": 64}
 TOKENS = {"cpu": (256, 1024, 2048, 4096), "cuda": (256, 1024, 2048, 4096, 8192, 16384)}
 BATCHES, WARM = (1, 8), 8
 WAIT = 40_000_000  # cycles of a GPU's clock: 20 ms and more
@@ -105,14 +105,22 @@ def settle(model: Any) -> None:
 
 
 def times(model: Any, batch: int, tokens: int, taking: Any = step) -> dict[str, dict[str, float]]:
-    """Median and quartiles of a step in ms, by cache; `taking` says how one is taken."""
+    """Of a step in ms, by cache: median, quartiles and mean; and the median of its ratios to the dynamic cache's step of the same
+    turn, for a host that wanders. `taking` says how a step is taken."""
     caches = {name: filled(name, model, batch, tokens) for name in CACHES}
     taken: dict[str, list[float]] = {name: [] for name in CACHES}
     for number in range(WARM + STEPS[model.device.type]):
         turn = number % len(CACHES)
         for name in CACHES[turn:] + CACHES[:turn]:
             taken[name].append(1e3 * taking(model, caches[name], batch))
-    return {name: quartiles(values[WARM:]) for name, values in taken.items()}
+    kept = {name: values[WARM:] for name, values in taken.items()}
+    return {name: {**quartiles(values), **beside(values, kept["dynamic"])} for name, values in kept.items()}
+
+
+def beside(values: list[float], dynamic: list[float]) -> dict[str, float]:
+    """The mean, in which the contiguous cache's making of views for many steps counts, and the ratio of the same turns."""
+    ratio = statistics.median(mine / its for mine, its in zip(values, dynamic, strict=True))
+    return {"mean": round(statistics.fmean(values), 3), "to_dynamic": round(ratio, 4)}
 
 
 def quartiles(values: list[float]) -> dict[str, float]:
