@@ -245,7 +245,7 @@ def test_the_guide_says_of_the_contiguous_cache_what_its_page_and_the_results_sa
 
 
 def test_what_a_step_took_on_a_gpu_with_each_cache_is_what_the_results_say() -> None:
-    rows = json.loads((ROOT / "benchmarks/kv/results/2026-11-30-two-h200-cache.json").read_text())["rows"]
+    rows = json.loads((ROOT / "benchmarks/kv/results/2026-12-01-h200-cache.json").read_text())["rows"]
     for row, said in zip(rows, rows_of((ROOT / "docs/kv.md").read_text(), "Without it, as a program waits"), strict=True):
         caches = ("dynamic", "static", "contiguous")
         figures = [f"{row[key][name]['median']:.2f} ms" for key in ("step_ms", "gpu_ms") for name in caches]
