@@ -48,6 +48,17 @@ def _digits(flag: str, value: object) -> object:
         return value
 
 
+def _fault(flag: object, value: object) -> str | None:
+    """What is wrong with a flag's value as such, whichever vLLM is here."""
+    if isinstance(value, Mapping):
+        return f"JSON is written as one text, {json.dumps(value, default=str)!r}"
+    if not all(isinstance(each, Scalar) for each in (value if isinstance(value, list | tuple) else [value])):
+        return "it takes text, a number, true or false, or a list of these"
+    if flag in PARALLEL and value is not None and not re.fullmatch("[1-9][0-9]*", str(value)):
+        return "it takes a whole number, such as 8"
+    return None
+
+
 class Engine(Model):
     """One vLLM: started by fenno (`model`), by commands of your own (`start`, `stop`), or running already (`url` alone)."""
 
@@ -89,9 +100,14 @@ class Engine(Model):
         """The environment variables to which no file of fenno's gives a value: inherited ones, and secrets."""
         return tuple(name for name, value in self.env.items() if value is None or is_secret(name, value))
 
-    @field_validator("flags")
+    @field_validator("flags", mode="before")
     @classmethod
-    def _in_digits(cls, flags: dict[str, Any]) -> dict[str, Any]:
+    def _values(cls, flags: Any) -> Any:
+        if not isinstance(flags, Mapping):
+            return flags
+        for name, value in flags.items():
+            if fault := _fault(name, value):
+                raise ValueError(f"`{name}` is {value!r}: {fault}")
         return {name: _digits(name, value) for name, value in flags.items()}
 
     @model_validator(mode="after")
@@ -102,13 +118,6 @@ class Engine(Model):
             raise ValueError(f"`flags.{seen}` would be seen by everybody in `ps`: give it as a variable in `env`")
         if self.api_key_env and self.api_key_file:
             raise ValueError("give `api_key_env` or `api_key_file`, not both")
-        return self
-
-    @model_validator(mode="after")
-    def _ranks_are_numbers(self) -> Engine:
-        for name in PARALLEL:
-            if (size := self.flags.get(name)) is not None and not re.fullmatch("[1-9][0-9]*", str(size)):
-                raise ValueError(f"`flags.{name}` is {size!r}: it takes a whole number, such as 8")
         return self
 
     @model_validator(mode="after")
@@ -385,6 +394,18 @@ class Recipe(Model):
         key = {"api_key_file": api_key_file, "api_key_env": None} if api_key_file is not None else {}
         trust = {"ca_file": ca_file} if ca_file is not None else {}
         return self.model_copy(update={"engine": self.engine.model_copy(update={"flags": flags, **key, **trust})})
+
+    def with_flags(self, **flags: object) -> Recipe:
+        """The same recipe with these flags of `vllm serve` over its own, by their names without the dashes in front.
+
+        Values as a recipe file has them. Raises `UsageError` for one that no engine takes.
+        """
+        try:
+            engine = Engine.model_validate({**self.engine.model_dump(), "flags": {**self.engine.flags, **flags}})
+        except ValidationError as error:
+            said = _explain(error.errors()[0]).removeprefix("`flags`: ").replace("`flags.", "`")
+            raise UsageError(f"the flag {said}", "write it as a recipe has it under `engine.flags`") from error
+        return self.model_copy(update={"engine": engine})
 
     def with_targets(self, **targets: object) -> Recipe:
         """The same recipe with the targets that are given (not None) replaced: by name, a class's as "short:p95_ttft".

@@ -95,6 +95,12 @@ def test_a_target_that_there_is_not_is_answered_with_those_there_are(name: str, 
     assert {*re.findall(r"\w+", recipe.TARGETS)} >= {*recipe.METRICS, *recipe.Targets.model_fields} - {"classes"}
 
 
+def test_a_target_that_is_given_twice_is_a_question() -> None:
+    assert given.named(["p95_ttft=1s", " qps = 2"]) == {"p95_ttft": "1s", "qps": "2"}
+    with pytest.raises(UsageError, match="--target p95_ttft is given twice: 1s and 2s"):
+        given.named(["p95_ttft=1s", "qps=2", "p95_ttft = 2s"])
+
+
 @pytest.mark.parametrize("key", [*recipe.USUAL, "p99.9_gap", "p1_ttft", "p99.99_e2el"])
 @pytest.mark.parametrize("where", ["targets: {%s: %s}", "targets: {classes: {short: {%s: %s}}}"])
 def test_a_latency_in_a_file_is_no_number_without_a_unit(key: str, where: str) -> None:

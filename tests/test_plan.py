@@ -598,7 +598,8 @@ def test_the_command_plans_a_cpu_recipe_for_a_cpu() -> None:
     ("typed", "hint"),
     [
         (["dummy:grok2-9b", "--gpu-type", "H1000"], "there are A100-40G"),
-        (["dummy:grok2-9b", "--gpu-type", "H100", "--flag", "dtype"], "has no value"),
+        (["dummy:grok2-9b", "--gpu-type", "H100", "--flag", "dtype"], "write it as NAME=VALUE: quantization=fp8"),
+        (["dummy:grok2-9b", "--gpu-type", "H100", "--flag", "dtype=[x"], "'dtype=\"[x\"'"),
         (["dummy:grok2-9b", "--gpu-type", "H100", "--flag", "quantisation=fp8"], "did you mean quantization?"),
         (["dummy:grok2-9b", "--gpu-type", "H100", "--flag", "enable-lora=true"], "a plan depends on tensor-parallel-size,"),
         (["llama3-70b-h100x4", "--gpus", "8", "--gpu-type", "H200"], "--gpus 4, or --flag tensor-parallel-size=8"),
@@ -639,6 +640,10 @@ def test_the_flags_that_a_plan_takes_are_those_it_reads() -> None:
         ({"max_num_seqs": 0}, "max-num-seqs 0: at least 1 is needed"),
         ({"tensor_parallel_size": "two"}, "tensor-parallel-size two: a plan needs a number"),
         ({"max_num_seqs": "1k"}, "max-num-seqs 1k: a plan needs a number"),
+        ({"dtype": "bf16"}, "dtype bf16 is none that vLLM has"),
+        ({"dtype": ["float16"]}, "dtype .* is none that vLLM has"),
+        ({"enforce_eager": "maybe"}, "enforce-eager maybe: it is a switch"),
+        ({"enable_expert_parallel": 1}, "enable-expert-parallel 1: it is a switch"),
         *(({"gpu_memory_utilization": no}, f"gpu-memory-utilization {no}: it is a share of the memory") for no in (90, 0, "90%")),
         ({"kv_cache_dtype": "nvfp4"}, "how many bytes a token has under kv-cache-dtype nvfp4 is not known here"),
     ],
@@ -646,6 +651,24 @@ def test_the_flags_that_a_plan_takes_are_those_it_reads() -> None:
 def test_a_flag_that_no_plan_can_be_made_with_is_refused_by_its_name(flags: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         at(LLAMA_8B, **flags)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said", "hint"),
+    [
+        (["dtype"], "--flag is 'dtype'", "quantization=fp8"),
+        (["=8"], "--flag is '=8'", "quantization=fp8"),
+        (["--quantisation=fp8"], "--flag quantisation: no plan depends on that", "did you mean quantization?"),
+        (["dtype=[x"], "not YAML", """--flag 'dtype="[x"'"""),
+        (["dtype={a: b}"], "the flag `dtype` is {'a': 'b'}: JSON is written as one text", "`engine.flags`"),
+        (["tensor-parallel-size=two"], "the flag `tensor-parallel-size` is 'two': it takes a whole number, such as 8", ""),
+        (["block-size=16", "--block_size=32"], "--flag block-size is given twice: 16 and 32", "leave one of them out"),
+    ],
+)
+def test_a_flag_of_the_command_line_that_is_wrong_is_told_by_what_is_wrong_with_it(typed: list[str], said: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        flagged(recipe(), typed)
+    assert said in str(caught.value) and hint in caught.value.hint
 
 
 def test_what_is_told_of_sequences_is_of_each_replica_where_there_are_several() -> None:
@@ -671,11 +694,6 @@ def test_a_model_that_is_cut_is_not_planned_for_a_cpu() -> None:
 def test_a_number_and_a_type_that_contradict_each_other_are_a_question(count: int, kind: str) -> None:
     with pytest.raises(UsageError, match=f"--gpus {count} of --gpu-type {kind} is nothing"):
         hardware(recipe(), count, kind)
-
-
-def test_ranks_of_the_command_line_that_are_no_number_are_refused_by_their_name() -> None:
-    with pytest.raises(UsageError, match="tensor-parallel-size two: a plan needs a number"):
-        hardware(flagged(recipe(), ["tensor-parallel-size=two"]), None, "H200")
 
 
 def test_a_plan_without_bounds_says_why() -> None:

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ def test_a_flag_that_is_a_secret_or_holds_one_is_refused(name: str, value: objec
 @pytest.mark.parametrize("value", ["two", 0, -1, 2.5, True, [2]])
 def test_a_number_of_ranks_that_is_none_is_refused(value: object) -> None:
     flags = {"tensor-parallel-size": value}
-    with pytest.raises(RecipeError, match="`flags.tensor-parallel-size` is .*: it takes a whole number"):
+    with pytest.raises(RecipeError, match="`tensor-parallel-size` is .*: it takes a whole number"):
         recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m", "flags": flags}}), "here")
 
 
@@ -173,6 +174,24 @@ def test_a_number_in_thousands_is_the_one_that_vllm_reads() -> None:
 def test_ranks_are_those_of_the_parallel_flags() -> None:
     flags = {"tensor-parallel-size": "4", "data-parallel-size": 2, "pipeline-parallel-size": None}
     assert recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m", "flags": flags}}), "here").engine.ranks == 8
+
+
+def test_flags_of_the_command_line_are_checked_like_those_of_a_file_and_the_recipes_own_stay() -> None:
+    flags = {"dtype": "float16", "max-num-seqs": 64, "max-model-len": 1024}
+    first = recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m", "flags": flags}}), "here")
+    second = first.with_flags(**{"max-num-seqs": 8, "max-model-len": "8k"})
+    assert second.engine.flags == {"dtype": "float16", "max-num-seqs": 8, "max-model-len": 8000}
+    assert (second.with_flags(), first.engine.flags) == (second, flags)
+    for name, value, said in [
+        ("data-parallel-size", 0, "the flag `data-parallel-size` is 0: it takes a whole number, such as 8"),
+        ("speculative-config", {"a": 1}, """the flag `speculative-config` is .*: JSON is written as one text, '{"a": 1}'"""),
+        ("seed", date(2026, 1, 2), "the flag `seed` is .*: it takes text, a number, true or false, or a list of these"),
+        ("api-key", "a", "the flag `api-key` would be seen by everybody"),
+    ]:
+        with pytest.raises(UsageError, match=said):
+            first.with_flags(**{name: value})
+    with pytest.raises(RecipeError, match=r"here:2: `engine.flags`: `speculative-config` is .*: JSON is written as one text"):
+        recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m", "flags": {"speculative-config": {"a": 1}}}}), "here")
 
 
 def test_targets_of_the_command_line_are_checked_like_those_of_a_file() -> None:

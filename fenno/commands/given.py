@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -43,11 +43,20 @@ def choose(name: str | None) -> Path:
 
 def named(targets: list[str] | None) -> dict[str, str]:
     """ "short:p95_ttft=300ms", as often as given, by name. Raises `UsageError`."""
-    pairs = [text.partition("=") for text in targets or ()]
-    wrong = next((f"{name}{sign}{value}" for name, sign, value in pairs if not name or not value), None)
-    if wrong is not None:
-        raise UsageError(f"--target is {wrong!r}", "write it as NAME=VALUE: p95_ttft=800ms, or short:p95_ttft=300ms for one class")
-    return {name.strip(): value.strip() for name, _, value in pairs}
+    return pairs("--target", targets, "p95_ttft=800ms, or short:p95_ttft=300ms for one class")
+
+
+def pairs(option: str, texts: Sequence[str] | None, such_as: str) -> dict[str, str]:
+    """An option NAME=VALUE, as often as given, by name. Raises `UsageError` for what is not so, and for a name given twice."""
+    found: dict[str, str] = {}
+    for text in texts or ():
+        name, _, value = (part.strip() for part in text.partition("="))
+        if not name or not value:
+            raise UsageError(f"{option} is {text!r}", f"write it as NAME=VALUE: {such_as}")
+        if name in found:
+            raise UsageError(f"{option} {name} is given twice: {found[name]} and {value}", "leave one of them out")
+        found[name] = value
+    return found
 
 
 def quantity(option: str, reader: Callable[[object], float], text: str) -> float:

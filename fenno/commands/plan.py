@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fenno import console, errors
-from fenno.commands.given import JsonOption, choose
+from fenno.commands.given import JsonOption, choose, pairs
 from fenno.errors import UsageError
 
 if TYPE_CHECKING:
@@ -69,22 +69,27 @@ def flagged(chosen: Recipe, flags: list[str] | None) -> Recipe:
     """The recipe with flags laid over its own. Raises `UsageError` for what is no NAME=VALUE, and for what changes no plan."""
     import difflib
 
-    import yaml
-
     from fenno.plan import fit
 
-    pairs = [text.removeprefix("--").partition("=") for text in flags or ()]
-    wrong = next((name for name, sign, value in pairs if not (name and sign and value)), None)
-    if wrong is not None:
-        raise UsageError(f"--flag {wrong!r} has no value", "write it as NAME=VALUE: --flag quantization=fp8")
-    more = {name.replace("_", "-"): yaml.safe_load(value) for name, _, value in pairs}
+    parts = (text.partition("=") for text in flags or ())
+    spelt = [f"{name.removeprefix('--').replace('_', '-')}{sign}{value}" for name, sign, value in parts]
+    more = pairs("--flag", spelt, "quantization=fp8")
     useless = next((name for name in more if name not in fit.FLAGS), None)
     if useless is not None:
         near = difflib.get_close_matches(useless, fit.FLAGS, n=1)
         hint = f"did you mean {near[0]}?" if near else f"a plan depends on {', '.join(fit.FLAGS)}"
         raise UsageError(f"--flag {useless}: no plan depends on that", hint)
-    engine = chosen.engine.model_copy(update={"flags": {**chosen.engine.flags, **more}})
-    return chosen.model_copy(update={"engine": engine})
+    return chosen.with_flags(**{name: as_yaml(name, value) for name, value in more.items()})
+
+
+def as_yaml(flag: str, text: str) -> object:
+    """A flag's value as a recipe's file has it. Raises `UsageError` for text that YAML reads as the beginning of something else."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"--flag {flag}={text}: not YAML", f"text stands in quotes: --flag '{flag}=\"{text}\"'") from error
 
 
 def model_config(chosen: Recipe) -> tuple[dict[str, Any], int | None]:
@@ -127,7 +132,6 @@ def version(chosen: Recipe) -> str | None:
 def hardware(chosen: Recipe, gpus: int | None, kind: str | None) -> tuple[Device, int]:
     """What it is to run on, and how many of these (0: a CPU). Raises `UsageError` where that is not said and not here."""
     from fenno import machine
-    from fenno.plan import fit
     from fenno.plan.gpus import Device, like, named
 
     host = chosen.host
@@ -136,7 +140,7 @@ def hardware(chosen: Recipe, gpus: int | None, kind: str | None) -> tuple[Device
         raise UsageError(f"--gpus {gpus} of --gpu-type {kind} is nothing", "a CPU is --gpu-type CPU or --gpus 0, each alone")
     if gpus == 0 or cpu or (nothing_said and "gpus" in host.model_fields_set and not host.gpus):
         return Device("CPU", machine.memory_limit()), 0
-    count = gpus or max(host.gpus, fit.ranks(chosen.engine.flags))
+    count = gpus or max(host.gpus, chosen.engine.ranks)
     if kind:
         return named(kind), count
     here, note = machine.read_gpus()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ UTILIZATION, BLOCK, CPU_BLOCK = 0.92, 16, 128
 # Allowances, from the starts that docs/plan.md names: what libraries keep on one GPU, what ranks of several GPUs keep besides,
 # and the process on a CPU. Those that depend on the engine's model runner are in runner.py.
 KEPT, RANKS, PROCESS = int(0.35 * GIB), int(1.8 * GIB), 1 * GIB
+DTYPES = ("auto", "half", "float16", "bfloat16", "float", "float32")
 # Bits of a weight and its scales, by the method's name: four bits in groups of 128 with a scale of 16 bits (and a zero of 4).
 BITS = {
     **{"fp8": 8, "fbgemm_fp8": 8, "modelopt": 8, "experts_int8": 8, "awq": 4.16, "gptq": 4.16, "awq_marlin": 4.16},
@@ -88,7 +88,7 @@ def setting(
         return _number(flags, name, default)
 
     tp, pp, dp = _layout(flags, shape, gpus)
-    dtype = loaded(flags.get("dtype"))
+    dtype = _dtype(flags.get("dtype"))
     weight = bits(str(flags.get("quantization") or ""), config, dtype)
     longest = number("max-model-len", shape.longest)
     if longest > shape.longest and shape.positions != "ALiBi":
@@ -111,10 +111,10 @@ def setting(
         budget=number("max-num-batched-tokens", budget),
         sequences=number("max-num-seqs", sequences),
         share=_share(flags.get("gpu-memory-utilization")),
-        graphs=gpus > 0 and flags.get("enforce-eager") is not True,
+        graphs=gpus > 0 and not _switch(flags, "enforce-eager"),
         runner=runner.of(release, config, not shape.experts, env),
         reserved=reserved or None,
-        dealt=flags.get("enable-expert-parallel") is True,
+        dealt=_switch(flags, "enable-expert-parallel"),
     )
 
 
@@ -132,9 +132,11 @@ def _number(flags: Mapping[str, Any], name: str, default: int) -> int:
     return found
 
 
-def ranks(flags: Mapping[str, Any]) -> int:
-    """How many GPUs the parallel flags ask for; 1 without any. Raises `UsageError` where one is no number."""
-    return math.prod(_number(flags, name, 1) for name in PARALLEL)
+def _switch(flags: Mapping[str, Any], name: str) -> bool:
+    value = flags.get(name)
+    if not isinstance(value, bool | None):
+        raise UsageError(f"{name} {value}: it is a switch", "true or false")
+    return value is True
 
 
 def _share(asked: object) -> float:
@@ -163,6 +165,12 @@ def _layout(flags: Mapping[str, Any], shape: Shape, gpus: int) -> tuple[int, int
     if shape.heads % tp or pp > shape.layers:
         raise UsageError(f"{shape.heads} heads in {shape.layers} layers cannot be cut for {tp} x {pp} ranks", "another layout")
     return tp, pp, dp
+
+
+def _dtype(asked: object) -> int:
+    if asked is not None and asked not in DTYPES:
+        raise UsageError(f"dtype {asked} is none that vLLM has", f"there are {', '.join(DTYPES)}")
+    return loaded(asked)
 
 
 def loaded(dtype: object) -> int:
