@@ -76,7 +76,7 @@ def kernel() -> str:
 def lacking(host: Machine, need: Host) -> str | None:
     """What `host` lacks of a recipe's `need`, in a sentence; None when it has everything."""
     large = [gpu for gpu in host.gpus if gpu.memory >= (need.gpu_memory or 0)]
-    if len(large) < need.gpus:
+    if need.gpus and len(large) < need.gpus:
         size = f" of {units.show_memory(need.gpu_memory)} or more" if need.gpu_memory else ""
         return f"{need.gpus} GPU(s){size} are needed and {len(large)} found" + (f" ({host.gpu_note})" if host.gpu_note else "")
     if need.memory and host.memory < need.memory:

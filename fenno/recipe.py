@@ -130,9 +130,9 @@ class Engine(Model):
 
 
 class Host(Model):
-    """What the recipe needs of a machine; `gpus: 0` is a CPU recipe."""
+    """What the recipe needs of a machine."""
 
-    gpus: int = Field(0, ge=0)
+    gpus: int | None = Field(None, ge=0, description="how many; 0: it runs on a CPU; unsaid: those that its parallel flags take")
     gpu_memory: Size | None = Field(None, description="at least this much on each GPU")
     memory: Size | None = Field(None, description="at least this much main memory")
 
@@ -364,6 +364,11 @@ class Recipe(Model):
     targets: Targets = Targets()
     search: Search = Search()
     serve: Serve = Serve()
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it runs on: what it says of its host, and at least what its parallel flags take; 0 for a CPU."""
+        return 0 if self.host.gpus == 0 else max(self.host.gpus or 1, self.engine.ranks)
 
     def digest(self) -> str:
         """Twelve hex digits that change whenever anything in the recipe does but a secret."""

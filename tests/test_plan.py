@@ -18,11 +18,12 @@ from fenno import recipe as recipes
 from fenno.commands import tune
 from fenno.commands.plan import flagged, hardware, model_config
 from fenno.engine import dummy
+from fenno.engine.catalogue import Catalogue, Identity
 from fenno.errors import UsageError
 from fenno.machine import Gpu
 from fenno.plan import fit, gpus, known, make, roofline, runner, shape, words
 from fenno.plan.fit import Fit, Setting
-from fenno.recipe import Recipe
+from fenno.recipe import Host, Recipe
 from fenno.tune.propose import Steps
 from fenno.tune.space import CAP, Space
 
@@ -708,14 +709,20 @@ def test_without_a_type_it_is_this_hosts_gpu_or_the_recipes_memory_or_a_question
     found: list[Gpu] = [here]
     monkeypatch.setattr(machine, "read_gpus", lambda: (tuple(found), "no driver"))
     two = recipe(engine={"flags": {"tensor-parallel-size": 2}})
-    assert hardware(two, None, None) == (gpus.named("H200"), 2)
+    assert hardware(two, None, None) == hardware(two.with_targets(qps=2), None, None) == (gpus.named("H200"), 2)
     found.clear()
     device, count = hardware(recipe(host={"gpus": 4, "gpu_memory": "70GiB"}), None, None)
     assert (device.memory, device.bandwidth, count) == (70 * GIB, None, 4)
-    assert hardware(recipe(host={"gpus": 0}), None, None)[1] == 0
+    cpu = recipe(host={"gpus": 0})
+    assert hardware(cpu, None, None)[1] == hardware(recipes.parse(cpu.to_yaml(), "here"), None, None)[1] == 0
     assert hardware(recipe(host={"gpus": 0}), 2, "L40S") == (gpus.named("L40S"), 2)
     with pytest.raises(UsageError, match=r"there is no GPU here \(no driver\)"):
         hardware(two, None, None)
+
+
+def vllm(platform: str = "cuda") -> Catalogue:
+    """vLLM 0.24.0, as far as a plan asks."""
+    return Catalogue(Identity(sys.executable, "vllm", "0.24.0", "3.11", None, "/nowhere"), platform, {}, {})
 
 
 def test_a_study_on_a_gpu_is_told_the_bound_that_a_plan_of_what_it_found_has(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -723,14 +730,17 @@ def test_a_study_on_a_gpu_is_told_the_bound_that_a_plan_of_what_it_found_has(mon
     monkeypatch.setattr(machine, "read_gpus", lambda: ((here,), ""))
     chosen = recipes.load(recipes.embedded()["gpu-llama3-8b"])
     space = Space({CAP: (64, 1024)}, {CAP: 1024})
-    bound = tune.roofline(chosen, space, space.defaults, "0.24.0")
+    bound = tune.roofline(chosen, space, space.defaults, vllm())
     assert bound and (bound["by"], bound["batch"]) == ("compute", 1024)
     assert 10_000 < bound["rate"] < 200_000
     fewer = flagged(chosen, ["max-num-seqs=64"])
     config, files = model_config(fewer)
     planned = make.make(fewer, config, *hardware(fewer, None, None), files, "0.24.0")["bounds"]
-    assert tune.roofline(chosen, space, {CAP: 64}, "0.24.0") == {**planned["many"], "batch": 64}
-    assert tune.roofline(recipes.load(recipes.embedded()["cpu-small"]), space, {}, "0.32.0") is None
+    assert tune.roofline(chosen, space, {CAP: 64}, vllm()) == {**planned["many"], "batch": 64}
+    assert tune.roofline(recipes.load(recipes.embedded()["cpu-small"]), space, {}, vllm()) is None
+    unsaid = chosen.model_copy(update={"host": Host()}).with_targets(qps=2)
+    assert tune.roofline(unsaid, space, space.defaults, vllm()) == bound, "a recipe that does not say how many GPUs it takes"
+    assert tune.roofline(unsaid, space, space.defaults, vllm("cpu")) is None
 
 
 def test_a_search_knows_what_a_step_takes_this_hosts_gpus_at_least_and_nothing_of_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -738,13 +748,13 @@ def test_a_search_knows_what_a_step_takes_this_hosts_gpus_at_least_and_nothing_o
     monkeypatch.setattr(machine, "read_gpus", lambda: ((here,), ""))
     chosen, space = recipes.load(recipes.embedded()["gpu-llama3-8b"]), Space({CAP: (64, 1024)}, {CAP: 1024})
     seen = Steps(seconds=0.02, tokens=64, sequences=64, length=400)
-    found = tune.reckoning(chosen, space, "0.24.0")(seen, space.defaults)
+    found = tune.reckoning(chosen, space, vllm())(seen, space.defaults)
     assert found and found.device == "H200" and found.memory > found.compute
     # 16 GB of weights at 4.8 TB/s, and the cache of 64 sequences.
     assert found.memory == pytest.approx((15.0e9 + 64 * 400 * 131072) / 4.8e12, rel=0.05)
     split = Space({}, {"tensor-parallel-size": 1}, {"tensor-parallel-size": (2,)})
-    halves = tune.reckoning(chosen, split, "0.24.0")(seen, {"tensor-parallel-size": 2})
+    halves = tune.reckoning(chosen, split, vllm())(seen, {"tensor-parallel-size": 2})
     assert halves and halves.memory == pytest.approx(found.memory / 2, rel=0.05), "a point that is of more GPUs than the recipe"
     monkeypatch.setattr(machine, "read_gpus", lambda: ((replace(here, name="NVIDIA X1"),), ""))
-    assert tune.reckoning(chosen, space, "0.24.0")(seen, space.defaults) is None, "a GPU that is not in the table"
-    assert tune.reckoning(recipes.load(recipes.embedded()["cpu-small"]), space, "0.32.0")(seen, {}) is None
+    assert tune.reckoning(chosen, space, vllm())(seen, space.defaults) is None, "a GPU that is not in the table"
+    assert tune.reckoning(recipes.load(recipes.embedded()["cpu-small"]), space, vllm())(seen, {}) is None

@@ -115,6 +115,14 @@ def test_a_recipe_cannot_be_changed_and_its_digest_follows_every_key() -> None:
     assert first.digest() != first.with_targets(p95_ttft=0.5).digest()
 
 
+@pytest.mark.parametrize("said", [{}, {"host": {"gpus": 0}}, {"host": {"gpus": 2}}])
+def test_whether_a_recipe_says_how_many_gpus_it_takes_stays_so_whatever_is_made_of_it(said: dict[str, Any]) -> None:
+    given = recipe.parse(yaml.safe_dump({"name": "r", "engine": {"model": "m"}, **said}), "here")
+    aimed = given.with_targets(qps=2)
+    made = (given, aimed, recipe.parse(aimed.to_yaml(), "here"))
+    assert {(each.host.gpus, each.gpus) for each in made} == {(given.host.gpus, said.get("host", {"gpus": 1})["gpus"])}
+
+
 def test_what_is_written_of_a_recipe_holds_no_secret_and_is_the_same_recipe() -> None:
     secrets = {
         **{"HF_TOKEN": "hidden-1", "AWS_SECRET_ACCESS_KEY": "hidden-2", "https_proxy": "http://me:hidden-3@proxy:3128"},

@@ -134,18 +134,17 @@ def hardware(chosen: Recipe, gpus: int | None, kind: str | None) -> tuple[Device
     from fenno import machine
     from fenno.plan.gpus import Device, like, named
 
-    host = chosen.host
     nothing_said, cpu = gpus is None and kind is None, (kind or "").upper() == "CPU"
     if (cpu and gpus) or (kind and not cpu and gpus == 0):
         raise UsageError(f"--gpus {gpus} of --gpu-type {kind} is nothing", "a CPU is --gpu-type CPU or --gpus 0, each alone")
-    if gpus == 0 or cpu or (nothing_said and "gpus" in host.model_fields_set and not host.gpus):
+    if gpus == 0 or cpu or (nothing_said and chosen.gpus == 0):
         return Device("CPU", machine.memory_limit()), 0
-    count = gpus or max(host.gpus, chosen.engine.ranks)
+    count = gpus or chosen.gpus or chosen.engine.ranks
     if kind:
         return named(kind), count
     here, note = machine.read_gpus()
     if here:
         return like(here[0].name, here[0].memory), count
-    if host.gpu_memory:
-        return Device(f"GPU of {host.gpu_memory / 2**30:.0f} GiB", host.gpu_memory), count
+    if size := chosen.host.gpu_memory:
+        return Device(f"GPU of {size / 2**30:.0f} GiB", size), count
     raise UsageError(f"there is no GPU here ({note})", "name one: --gpu-type H100, or --gpu-type CPU")

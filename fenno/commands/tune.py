@@ -15,6 +15,8 @@ from fenno.commands.given import RecipeArgument, TargetOption, check_prompts, ch
 from fenno.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
+    from fenno.engine.catalogue import Catalogue
+    from fenno.plan.gpus import Device
     from fenno.recipe import Recipe
     from fenno.tune.arms import Arm
     from fenno.tune.capacity import Maximize
@@ -95,7 +97,7 @@ def tune(
         if where:
             shared = opened.document["storage"]
             console.say(f"shared with every worker on {shared['name']} in {shared['url']}")
-        opened.run.reckon = reckoning(opened.run.recipe, ready.space, ready.known.engine.version)
+        opened.run.reckon = reckoning(opened.run.recipe, ready.space, ready.known)
         verdict = confirms.tune(opened.run, confirm=wanted, arm=arm)
     raise typer.Exit(tell(opened, verdict, serve=True))
 
@@ -157,43 +159,47 @@ def tell_begin(opened: Session) -> None:
         console.say(f"mind: {difference}", style="yellow")
 
 
-def roofline(chosen: Recipe, space: Space, point: Point, engine: str) -> dict[str, Any] | None:
-    """The most output tokens a second that this host's GPUs allow at a point, as `fenno plan` reckons them for a version of vLLM:
-    `rate` with `batch` sequences at once, `by` memory or compute. None where model or GPU are not known."""
+def plannable(chosen: Recipe, known: Catalogue) -> tuple[dict[str, Any], int | None, Device, int] | None:
+    """What a plan is made of: the model's config, the bytes of its files, this host's GPUs and how many of them. None where one of
+    these is not known, and for an engine of a CPU, whatever GPUs are beside it."""
     from fenno.commands.plan import hardware, model_config
+
+    try:
+        return None if known.platform == "cpu" else (*model_config(chosen), *hardware(chosen, None, None))
+    except UsageError:
+        return None
+
+
+def roofline(chosen: Recipe, space: Space, point: Point, known: Catalogue) -> dict[str, Any] | None:
+    """The most output tokens a second that this host's GPUs allow at a point, as `fenno plan` reckons them: `rate` with `batch`
+    sequences at once, `by` memory or compute. None where model or GPU are not known."""
     from fenno.plan import make
     from fenno.tune import output
 
     chosen = output.tuned(chosen, point, space)
-    try:
-        config, files = model_config(chosen)
-        device, count = hardware(chosen, None, None)
-    except UsageError:
+    if (found := plannable(chosen, known)) is None:
         return None
-    made = make.if_known(chosen, config, device, count, files, engine)
+    config, files, device, count = found
+    made = make.if_known(chosen, config, device, count, files, known.engine.version)
     bounds = made["bounds"] if made else {}
     return {**bounds["many"], "batch": bounds["batch"]} if "many" in bounds else None
 
 
-def reckoning(chosen: Recipe, space: Space, engine: str) -> Reckon:
+def reckoning(chosen: Recipe, space: Space, known: Catalogue) -> Reckon:
     """What a step takes this host's GPUs at least, at any point and on as many of them as it takes, as `fenno plan` reckons; model
     and GPUs are looked at once."""
-    from fenno.commands.plan import hardware, model_config
     from fenno.plan import make
     from fenno.tune import output
     from fenno.tune.propose import Roofline
 
-    try:
-        config, _ = model_config(chosen)
-        device, count = hardware(chosen, None, None)
-    except UsageError:
+    if (found := plannable(chosen, known)) is None:
         return lambda steps, point: None
+    config, _, device, count = found
 
     def reckon(steps: Steps, point: Point) -> Roofline | None:
         seen = {"tokens": steps.tokens, "batch": steps.sequences, "length": steps.length}
         there = output.tuned(chosen, point, space)
-        gpus = count and max(there.host.gpus, there.engine.ranks)
-        least = make.step(there, config, device, gpus, engine, **seen)
+        least = make.step(there, config, device, count and there.gpus, known.engine.version, **seen)
         return Roofline(device.name, least.memory, least.compute) if least else None
 
     return reckon
@@ -205,7 +211,7 @@ def tell(opened: Session, verdict: Verdict, *, serve: bool) -> int:
     from fenno.tune import session
 
     run, point = opened.run, verdict.trial.point if verdict.trial else {}
-    if (bound := roofline(run.recipe, run.space, point, opened.known.engine.version)) is not None:
+    if (bound := roofline(run.recipe, run.space, point, opened.known)) is not None:
         opened.document["roofline"] = bound
     document = session.finish(opened, verdict, page.tune)
     console.say(verdict.sentence, style="bold")

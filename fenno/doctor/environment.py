@@ -156,7 +156,7 @@ def visible_devices(facts: Facts) -> Finding:
     wrong = [entry for entry in entries if re.fullmatch(r"-?\d+", entry) and not 0 <= int(entry) < count]
     if wrong:
         return fail(f"CUDA_VISIBLE_DEVICES={text}: there is no GPU {wrong[0]} among {count}")
-    if len(set(entries)) < max(facts.tp, facts.recipe.host.gpus if facts.recipe else 0):
+    if len(set(entries)) < max(facts.tp, (facts.recipe and facts.recipe.host.gpus) or 0):
         return fail(f"CUDA_VISIBLE_DEVICES={text!r} shows {len(set(entries))} GPU(s)", expected=f"{facts.tp} for this recipe")
     return ok(f"{len(entries)} of {count}")
 

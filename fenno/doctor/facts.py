@@ -259,7 +259,7 @@ class Facts:
 
     @property
     def needs_gpu(self) -> bool:
-        return self.recipe is not None and self.recipe.host.gpus > 0
+        return self.recipe is not None and bool(self.recipe.host.gpus)
 
     def flag(self, *names: str) -> Any:
         """The recipe's value of the first of these flags that it sets, else None."""

@@ -35,7 +35,7 @@ def count(facts: Facts) -> Finding:
     found = cards(facts)
     pp = facts.flag("pipeline-parallel-size")
     ranks = facts.tp * (pp if isinstance(pp, int) else 1)
-    need = max(facts.recipe.host.gpus, ranks) if facts.recipe and facts.needs_gpu else 0
+    need = max(facts.recipe.host.gpus or 0, ranks) if facts.recipe and facts.needs_gpu else 0
     names = ", ".join(f"{[c.name for c in found].count(name)} x {name}" for name in dict.fromkeys(c.name for c in found))
     return ok(names or "none") if len(found) >= need else fail(names or "none", expected=f"{need} for this recipe")
 

@@ -184,11 +184,8 @@ def _there(path: str) -> bool:
 
 
 def _gpus(recipe: Recipe, known: Catalogue | None) -> int:
-    """How many it needs: what the recipe says of its host, and at least what its parallel flags take."""
-    host = recipe.host
-    if host.gpus == 0 and ("gpus" in host.model_fields_set or (known and known.platform == "cpu")):
-        return 0
-    return max(host.gpus, recipe.engine.ranks)
+    """How many it needs: of a recipe that does not say, what the engine was built for says whether any."""
+    return 0 if recipe.host.gpus is None and known and known.platform == "cpu" else recipe.gpus
 
 
 def image(service: Service, given: str | None) -> str:

@@ -81,7 +81,7 @@ def flags(hosts: Hosts | None) -> Flags:
 
 def share(recipe: Recipe, hosts: Hosts | None) -> Recipe:
     """The recipe with what it needs of this host alone: its part of the GPUs."""
-    if hosts is None:
+    if hosts is None or not recipe.host.gpus:
         return recipe
     return recipe.model_copy(update={"host": recipe.host.model_copy(update={"gpus": math.ceil(recipe.host.gpus / hosts.count)})})
 

@@ -52,12 +52,11 @@ def _too_large(plan: dict[str, Any]) -> str:
 
 def planned(recipe: Recipe, facts: Facts) -> dict[str, Any] | None:
     """What `fenno plan` says of the recipe on this host; None where model or device are not known, or cannot be reckoned with."""
-    host = recipe.host
     given = {*recipe.engine.flags, *(f"{name}={value}" for name, value in recipe.engine.flags.items())}
     if not (facts.model and facts.model.config) or given & OTHERWISE:
         return None
     cards = facts.gpus.cards if facts.gpus else ()
-    if "gpus" in host.model_fields_set and not host.gpus:
+    if recipe.gpus == 0:
         device, count = gpus.Device("CPU", machine.memory_limit()), 0
     elif cards:
         # Which of them it will be given is not known: what the largest cannot hold none can.
