@@ -1,31 +1,33 @@
-"""What an order does to first tokens at a queue that stays level: one stretch of traffic, the arm switched again and again.
+"""What an order does to first tokens where requests wait for a seat: arms on one running engine, switched again and again.
 
 usage: python benchmarks/scheduler/level.py STUDY.yaml --out DIR [--seconds 1200] [--only PART …] [--capacity RATE]
 
-One server with fenno's scheduler, as in `study.py`; a part is one stretch of traffic under its limits, `cap` sequences that run and
-`budget` tokens a step. After a warm-up its blocks follow each other without a pause, one a seed and arm, every second seed in the
-other order; an arm is a set of live knobs laid over first come, first served, and is set while traffic runs. Traffic is one of
+One server with fenno's scheduler, as in `study.py`; a part has limits, `cap` sequences that run and `budget` tokens a step, and one
+block a seed and arm, every second seed in the other order. An arm is a set of live knobs laid over first come, first served.
+Traffic is one of
 
-- `users: N`, a closed loop without a pause: N requests are there at every moment, so that N - `cap` wait, whatever the order. Each
-  block lasts `block` seconds, the warm-up `warmup`;
+- `users: N`, a closed loop: N requests are there at every moment, so that N - `cap` wait, whatever the order. It is one stretch of
+  traffic: after a warm-up of `warmup` seconds the blocks, of `block` seconds each, follow each other without a pause, and an arm is
+  set while traffic runs;
 - `phases: [[SECONDS, SHARE], …]`, an open loop: Poisson arrivals (or bursts, `burstiness` as in `study.py`) at these shares of the
-  capacity, which is what first come, first served held in the closed loop of the part `of`, or `--capacity`; where `--only` leaves
-  that part out, two blocks of its first arm come first. A block is one round of the phases, and the round of a seed, request for
-  request, is played once an arm; the warm-up is one more.
+  capacity. A block is one round of the phases, that of its seed, the same request for request under every arm. It begins on an idle
+  engine and lasts until the last request has ended: what a host that got slower leaves waiting is the block's own, and no arm
+  inherits another's queue. The capacity is what first come, first served holds in one block of the closed loop `of`, measured anew
+  before the part (or `--capacity`): reckoned from what a token took with every seat taken, since which answers end is chance.
 
-`lead` is longer than anybody waits, or 0 where nobody waits when a block ends. Of a closed loop's block the requests count whose
-first token came after so many seconds, so that they were sent under its own arm; of an open loop's all that were due after so many
-and so many before its end, which are the same ones under every arm. `unset: MEAN` as in `study.py`. What ran and waited is noted
-twice a second: that is how level it was.
+`lead`: the requests of so many seconds at a block's begin do not count. Of a closed loop those whose first token came then, so that
+they were sent under another arm; of an open one those that were due then. `unset: MEAN` as in `study.py`. What ran and waited is
+noted twice a second: that is how level it was. What does not fit into `--seconds` is left out, whole seeds at once.
 A host is a tenth or a fifth faster in one block than in the next, and a queue feels that several times over. So the table ends with
 what an arm would be against the first one at the same time per output token (TPOT). It speaks of arms that change nothing but the
 order; a threshold or a budget changes the steps themselves.
-DIR/study.json is written after every block, with those whose requests have surely ended. This Python needs fenno.
+DIR/study.json is written after every block, of a closed loop with those whose requests have surely ended. This Python needs fenno.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -40,7 +42,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from study import BEGAN, Said, opened, order, triple, unlimited
+from study import BEGAN, Said, mean_answer, opened, order, triple, unlimited
 
 from fenno import control
 from fenno.compare.judge import quantile
@@ -52,8 +54,9 @@ from fenno.recipe import LengthClass, Recipe
 from fenno.tune import bench
 from fenno.tune import space as spaces
 
-# Seconds after which a block's requests have surely ended, under limits as small as 256 sequences; and a part's start and end.
-ENDED, AROUND = 25.0, 30.0
+# Seconds after which the requests of a closed loop's block have surely ended, under limits as small as 256 sequences; of a closed
+# loop's start and end; of those of an open loop's block.
+ENDED, AROUND, AROUND_BLOCK = 25.0, 30.0, 10.0
 # An answer of 512 tokens lasts a minute where 1,024 run.
 TIMEOUT = 180.0
 # Seconds from the start of traffic, tokens of the prompt, tokens of the answer.
@@ -83,15 +86,13 @@ class Part:
         return sum(seconds for seconds, _ in self.phases) or self.block
 
     @property
-    def before(self) -> float:
-        """Seconds of traffic before the first block."""
-        return self.length if self.phases else self.warmup
+    def limits(self) -> dict[str, Any]:
+        return {spaces.CAP: self.cap, spaces.BUDGET: self.budget, spaces.POLICY: "fcfs"}
 
     def knobs(self, arm: str) -> dict[str, Any]:
         """Everything that is set under `arm`; what only other arms name is as at the start."""
         named = dict.fromkeys(name for knobs in self.arms.values() for name in knobs)
-        limits = {spaces.CAP: self.cap, spaces.BUDGET: self.budget, spaces.POLICY: "fcfs"}
-        return {**named, **limits, **self.arms[arm]}
+        return {**named, **self.limits, **self.arms[arm]}
 
 
 @dataclasses.dataclass
@@ -121,7 +122,7 @@ def a_round(part: Part, rate: float, classes: Sequence[LengthClass], seed: int) 
     """One round of the phases; `rate`: requests a second at a share of 1.
 
     A phase holds as many requests of each class as its share says, to the rounding: by chance alone a round of bursts would be a
-    fifth more than can be held, and leave its queue to the next arm's.
+    fifth more than was meant.
     """
     dice, found, start = random.Random(f"round/{seed}"), [], 0.0
     total = sum(c.share for c in classes)
@@ -135,17 +136,15 @@ def a_round(part: Part, rate: float, classes: Sequence[LengthClass], seed: int) 
     return found
 
 
-def stretch(part: Part, rate: float, classes: Sequence[LengthClass], blocks: int) -> list[Arrival]:
-    """The arrivals of a whole part: the warm-up's round, and for every block that of its seed."""
-    seeds = [0, *(seed for seed, _ in itertools.islice(order(part), blocks))]
-    rounds = {seed: a_round(part, rate, classes, seed) for seed in set(seeds)}
+def write(trace: Path, arrivals: Sequence[Arrival]) -> None:
     # A trace begins with its first request, whenever that is: one of no class makes it begin at 0.
-    return [(0.0, 1, 1), *((n * part.length + at, *lengths) for n, seed in enumerate(seeds) for at, *lengths in rounds[seed])]
+    rows = [{"timestamp": 1e3 * at, "input_length": p, "output_length": o} for at, p, o in [(0.0, 1, 1), *arrivals]]
+    trace.write_text("\n".join(json.dumps(row) for row in rows))
 
 
 def trial(name: str, part: Part, block: Block, requests: Sequence[Seen]) -> dict[str, Any]:
     """What is kept of a block."""
-    begin, end = block.begin + part.lead, block.end - (part.lead if part.phases else 0)
+    begin, end = block.begin + part.lead, block.end
     mine = [r for r in requests if begin <= r.moment < end and r.cls]
     ms = {
         what: {
@@ -234,58 +233,95 @@ class Study:
 
     chosen: Recipe
     seat: bench.Running
+    parts: dict[str, Part]
     out: Path
     seconds: float
     capacity: float | None
     found: dict[str, Any]
 
-    def run(self, parts: dict[str, Part]) -> None:
-        for name, part in parts.items():
-            room = int((self.seconds - (time.monotonic() - BEGAN) - part.before - AROUND) / part.length)
-            blocks = min(part.seeds * len(part.arms), room)
-            if blocks < 1:
-                Said().say(f"{name}: no time is left for it")
-                continue
-            self.part(name, part, blocks)
+    def run(self, names: Sequence[str]) -> None:
+        for name in names:
+            part = self.parts[name]
+            (self.closed if part.users else self.open)(name, part)
 
-    def rate(self, part: Part) -> float:
-        """Requests a second that are a share of 1."""
-        if self.capacity is None:
-            held = [t["qps"] for t in self.found["trials"] if t["part"] == part.of and t["arm"] == "fcfs"]
-            assert held, f"{part.of!r} was not measured: give --capacity"
-            return statistics.fmean(held)
-        return self.capacity
+    @property
+    def left(self) -> float:
+        """Seconds that are left."""
+        return self.seconds - (time.monotonic() - BEGAN)
 
-    def plan(self, name: str, part: Part, blocks: int) -> Plan:
-        fitted = self.seat.fitted if part.unset is None else unlimited(self.seat.fitted, part.unset)
-        same = {"rate": None, "timeout": TIMEOUT, "warmup": part.before, "duration": blocks * part.length, "arm": name, "seed": 1}
-        if part.users:
-            return dataclasses.replace(fitted, users=part.users, **same)
-        rate = self.found["parts"][name]["rate"] = self.rate(part)
-        path = self.out / f"{name}.jsonl".replace(" ", "-")
-        rows = stretch(part, rate, self.chosen.workload.classes, blocks)
-        path.write_text("\n".join(json.dumps({"timestamp": 1e3 * t, "input_length": p, "output_length": o}) for t, p, o in rows))
-        workload = fitted.workload.model_copy(update={"rate": None, "trace": str(path.resolve())})
-        return dataclasses.replace(fitted, workload=workload, **same)
-
-    def part(self, name: str, part: Part, blocks: int) -> None:
-        self.seat.move({knob: value for knob, value in part.knobs(next(iter(part.arms))).items() if value is not None})
+    def closed(self, name: str, part: Part) -> None:
+        """One stretch of traffic, its blocks one after the other."""
+        seeds = min(part.seeds, int((self.left - part.warmup - AROUND) / (part.length * len(part.arms))))
+        if seeds < 1:
+            Said().say(f"{name}: no time is left for it")
+            return
+        blocks = list(order(dataclasses.replace(part, seeds=seeds)))
+        self.seat.move(part.limits)
+        self.set(part, blocks[0][1])
         done: list[Block] = []
-        with load.running(self.plan(name, part, blocks), self.out / "trials" / name.replace(" ", "-")) as run:
-            began = self.traffic(run)
-            for number, (seed, arm) in enumerate(itertools.islice(order(part), blocks)):
-                begin = began + part.before + number * part.length
-                self.watch(begin, [])
+        plan = self.plan(name, part, users=part.users, warmup=part.warmup, duration=len(blocks) * part.length)
+        with self.running(name, plan) as run:
+            began = self.traffic(run) + part.warmup
+            for number, (seed, arm) in enumerate(blocks):
+                self.watch(began + number * part.length, [])
                 self.set(part, arm)
-                done.append(Block(seed, arm, time.monotonic() if part.users else begin, begin + part.length))
+                done.append(Block(seed, arm, time.monotonic(), began + (number + 1) * part.length))
                 self.watch(done[-1].end, done[-1].levels)
                 self.keep(name, part, [b for b in done if b.end < time.monotonic() - ENDED], run)
-            while not run.poll():
-                self.seat.engine.check("load")
-                time.sleep(0.2)
+            self.ended(name, run)
             self.keep(name, part, done, run)
-            self.found["parts"][name]["client"] = dataclasses.asdict(run.result().state)
-        self.save()
+
+    def open(self, name: str, part: Part) -> None:
+        """Blocks that each begin on an idle engine, a seed's all with the same arrivals."""
+        rate = self.rate(name, part)
+        for seed, blocks in itertools.groupby(order(part), lambda block: block[0]):
+            if not rate or self.left < len(part.arms) * (part.length + AROUND_BLOCK):
+                Said().say(f"{name}: no time is left for seed {seed}")
+                return
+            trace = self.out / f"{name}-{seed}.jsonl".replace(" ", "-")
+            write(trace, a_round(part, rate, self.chosen.workload.classes, seed))
+            for _, arm in blocks:
+                self.round(name, part, trace, seed, arm)
+
+    def round(self, name: str, part: Part, trace: Path, seed: int, arm: str) -> None:
+        self.seat.move(part.limits)
+        self.set(part, arm)
+        workload = self.seat.fitted.workload.model_copy(update={"rate": None, "trace": str(trace.resolve())})
+        plan = self.plan(name, part, workload=workload, duration=part.length)
+        with self.running(name, plan, f"-{seed}-{arm}") as run:
+            began = self.traffic(run)
+            block = Block(seed, arm, began, began + part.length)
+            self.watch(block.end, block.levels)
+            self.ended(name, run)
+            self.keep(name, part, [block], run)
+
+    def rate(self, name: str, part: Part) -> float:
+        """Requests a second that are a share of 1; 0 where no time is left to measure it."""
+        if self.capacity is None:
+            told = self.parts[part.of]
+            before = f"{part.of}, before {name}"
+            self.closed(before, dataclasses.replace(told, arms=dict(list(told.arms.items())[:1]), seeds=1))
+            tpots = [t["tpot_ms"] for t in self.found["trials"] if t["part"] == before]
+            rate = told.cap / (tpots[0] / 1e3) / mean_answer(self.chosen) if tpots else 0.0
+        else:
+            rate = self.capacity
+        self.found["parts"].setdefault(name, {})["rate"] = rate
+        Said().say(f"{name}: a share of 1 is {rate:.1f}/s")
+        return rate
+
+    def plan(self, name: str, part: Part, **traffic: Any) -> Plan:
+        fitted = self.seat.fitted if part.unset is None else unlimited(self.seat.fitted, part.unset)
+        return dataclasses.replace(fitted, **{"rate": None, "timeout": TIMEOUT, "arm": name, "seed": 1, **traffic})
+
+    def running(self, name: str, plan: Plan, which: str = "") -> contextlib.AbstractContextManager[load.LoadRun]:
+        return load.running(plan, self.out / "trials" / f"{name}{which}".replace(" ", "-"))
+
+    def ended(self, name: str, run: load.LoadRun) -> None:
+        while not run.poll():
+            self.seat.engine.check("load")
+            time.sleep(0.2)
+        clients = self.found["parts"].setdefault(name, {}).setdefault("clients", [])
+        clients.append(dataclasses.asdict(run.result().state))
 
     def traffic(self, run: load.LoadRun) -> float:
         """When traffic began, on the monotonic clock."""
@@ -322,10 +358,10 @@ class Study:
             for r in run.records()
             if r.outcome != "cancelled"
         ]
-        before = len(self.found["trials"])
-        self.found["trials"] = [t for t in self.found["trials"] if t["part"] != name]
-        self.found["trials"] += [trial(name, part, block, requests) for block in blocks]
-        for one in self.found["trials"][before:]:
+        mine, known = {(name, b.arm, b.seed) for b in blocks}, {key(t) for t in self.found["trials"]}
+        now = [trial(name, part, block, requests) for block in blocks]
+        self.found["trials"] = [t for t in self.found["trials"] if key(t) not in mine] + now
+        for one in (t for t in now if key(t) not in known):
             waiting = statistics.fmean(w for _, w in one["levels"] or [(0, 0)])
             told = ", ".join(f"{cls} {triple(ttfts)}" for cls, ttfts in one["ttfts_ms"].items())
             Said().say(f"{name}, {one['arm']}, seed {one['seed']}: {one['qps']:.1f}/s, {waiting:.0f} waiting, {told}")
@@ -335,20 +371,15 @@ class Study:
         (self.out / "study.json").write_text(json.dumps(self.found))
 
 
-def parts_of(told: dict[str, Any], only: Sequence[str], capacity: float | None) -> dict[str, Part]:
-    """The parts to run. One that only tells another's capacity runs its first arm, twice."""
-    every = {name: Part(**part) for name, part in told["parts"].items()}
-    parts = {name: part for name, part in every.items() if not only or name in only}
-    telling = [] if capacity else [part.of for part in parts.values() if part.of and part.of not in parts]
-    short = {name: dataclasses.replace(every[name], arms=dict(list(every[name].arms.items())[:1]), seeds=2) for name in telling}
-    return {**short, **parts}
+def key(one: dict[str, Any]) -> tuple[str, str, int]:
+    return one["part"], one["arm"], one["seed"]
 
 
 def start(asked: argparse.Namespace) -> None:
     told = yaml.safe_load(asked.study.read_text())
-    parts = parts_of(told, asked.only, asked.capacity)
-    with opened(told, parts, asked.out) as (chosen, seat, found):
-        Study(chosen, seat, asked.out, asked.seconds, asked.capacity, found).run(parts)
+    parts = {name: Part(**part) for name, part in told["parts"].items()}
+    with opened(told, [], asked.out) as (chosen, seat, found):
+        Study(chosen, seat, parts, asked.out, asked.seconds, asked.capacity, found).run(asked.only or list(parts))
 
 
 def main() -> None:
@@ -356,8 +387,8 @@ def main() -> None:
     parser.add_argument("study", type=Path)
     parser.add_argument("--seconds", type=float, default=1200.0)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--only", nargs="*", default=[], help="these parts alone")
-    parser.add_argument("--capacity", type=float, help="requests/s of a share of 1, in place of what the part `of` would tell")
+    parser.add_argument("--only", nargs="*", default=[], help="these parts alone, in this order")
+    parser.add_argument("--capacity", type=float, help="requests/s of a share of 1, in place of what `of` would tell")
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
     start(asked)
