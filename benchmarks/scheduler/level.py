@@ -298,6 +298,7 @@ class Study:
     def rate(self, name: str, part: Part) -> float:
         """Requests a second that are a share of 1; 0 where no time is left to measure it."""
         if self.capacity is None:
+            assert part.of in self.parts, f"{name}: give --capacity"
             told = self.parts[part.of]
             before = f"{part.of}, before {name}"
             self.closed(before, dataclasses.replace(told, arms=dict(list(told.arms.items())[:1]), seeds=1))
