@@ -16,12 +16,12 @@ from fenno.tune import space as spaces
 GIB = 2**30
 
 
-def gpu(index: int) -> Gpu:
-    return Gpu(index, "GPU", f"GPU-{index}", 80 * GIB, 0, (9, 0), "580.1")
+def gpu(index: int, memory: float = 80) -> Gpu:
+    return Gpu(index, "GPU", f"GPU-{index}", int(memory * GIB), 0, (9, 0), "580.1")
 
 
-def host(gpus: int) -> Machine:
-    return Machine("Linux", "6", "x", 8, 2**36, tuple(gpu(i) for i in range(gpus)), None, "3.11")
+def host(gpus: int, memory: float = 80) -> Machine:
+    return Machine("Linux", "6", "x", 8, 2**36, tuple(gpu(i, memory) for i in range(gpus)), None, "3.11")
 
 
 def known(platform: str = "cuda", default: float = 0.92) -> Catalogue:
@@ -35,39 +35,44 @@ def asked(target: str | None, flags: str = "{}", restart: str = "{}") -> Recipe:
     return recipe.parse(text + (f"targets: {{memory: {target}}}\n" if target else ""), "here")
 
 
+# A target, GPUs and the GiB of each, and the share: of an H200, an H100 and an RTX 4090 as NVML has them.
 SHARES = [
-    ("40GiB", 2, 0.47),
-    ("85%", 1, 0.82),
-    ("85%", 8, 0.82),
-    ("0.9", 1, 0.87),
-    ("94%", 1, 0.91),
-    ("40GiB", 1, 0.47),
-    ("1%", 0, None),
+    ("85%", 1, 140.4, 0.82),
+    ("85%", 1, 79.6, 0.81),
+    ("85%", 8, 79.6, 0.81),
+    ("85%", 1, 24, 0.72),
+    ("94%", 1, 140.4, 0.91),
+    ("40GiB", 1, 80, 0.46),
+    ("40GiB", 2, 80, 0.46),
+    ("85%", 0, 0, 0.81),
 ]
 
 
-@pytest.mark.parametrize(("target", "gpus", "share"), SHARES)
-def test_the_engine_takes_three_hundredths_less_than_its_target(target: str, gpus: int, share: float | None) -> None:
+@pytest.mark.parametrize(("target", "gpus", "size", "share"), SHARES)
+def test_three_gib_of_a_gpu_and_less_than_a_hundredth_more_are_left_below_its_target(
+    target: str, gpus: int, size: float, share: float
+) -> None:
     before = asked(target)
-    if share is None:
-        with pytest.raises(UsageError, match="leaves an engine no memory"):
-            memory.within(before, known(), host(gpus))
-        return
-    after = memory.within(before, known(), host(gpus))
+    after = memory.within(before, known(), host(gpus, size))
     assert after.engine.flags == {memory.FLAG: share}
     assert memory.remark(before, after)[0].startswith(f"the memory target sets gpu-memory-utilization to {share:g}: ")
     assert spaces.build(after, known()).defaults == spaces.build(before, known()).defaults, "it is no knob of the search"
 
 
+@pytest.mark.parametrize(("target", "size", "said"), [("1%", 80, "1 %"), ("3GiB", 80, "3.0 GiB"), ("85%", 3.5, "85 %")])
+def test_a_target_that_leaves_nothing_is_refused_in_its_own_unit(target: str, size: float, said: str) -> None:
+    with pytest.raises(UsageError, match=f"a memory target of {said} leaves an engine no memory"):
+        memory.within(asked(target), known(), host(1, size))
+
+
 def test_bytes_are_shared_by_the_gpus_that_the_engine_uses() -> None:
     before = asked("80GiB", "{tensor-parallel-size: 2}")
-    assert memory.within(before, known(), host(4)).engine.flags[memory.FLAG] == 0.47
+    assert memory.within(before, known(), host(4)).engine.flags[memory.FLAG] == 0.46
 
 
 def test_where_gpus_differ_none_gives_more_than_its_part() -> None:
-    smaller = replace(gpu(0), memory=40 * GIB)
-    mixed = replace(host(2), gpus=(smaller, gpu(1)))
-    assert memory.within(asked("40GiB"), known(), mixed).engine.flags[memory.FLAG] == 0.47
+    mixed = replace(host(2), gpus=(gpu(0, 40), gpu(1, 80)))
+    assert memory.within(asked("40GiB"), known(), mixed).engine.flags[memory.FLAG] == 0.46
 
 
 UNCHANGED: dict[str, tuple[Recipe, Catalogue, int]] = {

@@ -224,7 +224,7 @@ SEARCHED = 4
 
 
 class Flagged(surfaces.Replayed):
-    """A bench without anything to turn live: an engine's score is told by the flags of the start that it has."""
+    """A bench without anything to turn live: an engine's score is told by the flags of the start that it has, and by the rate."""
 
     scores: dict[str, float]
 
@@ -241,7 +241,7 @@ class FlaggedSeat(surfaces.Seat):
     def measure(self, recipe: Recipe, *, arm: str, seed: int, patience: int = 1) -> Measured:
         bench = cast(Flagged, self.bench)
         bench.clock += 40.0 * patience
-        score_ = bench.scores[flags_of(self.point)]
+        score_ = bench.scores[flags_of(self.point)] * (recipe.targets.qps or 0) / bench.surface.rate
         state: Any = "met" if score_ <= 1 else "unclear" if score_ < 1.1 else "missed"
         finding = Finding("p95_ttft", 0.8, Figure(0.8 * score_), state, score_)
         return Measured(Judgement(state, (finding,)), {}, Load(), True, 40.0 * patience)
@@ -252,12 +252,13 @@ def flags_of(point: Point) -> str:
     return "".join(flag[0] for flag in ("one", "two") if point.get(flag))
 
 
-def flagged(folder: Path, scores: dict[str, float], budget: float) -> Run:
+def flagged(folder: Path, scores: dict[str, float], budget: float, maximize: Maximize | None = None) -> Run:
     of = surfaces.surface(1)
     bench = Flagged(of, random.Random(1))
     bench.scores = scores
     where = Space({CAP: (64,)}, {CAP: 64, "one": None, "two": None}, {"one": (1,), "two": (1,)})
-    return Run(surfaces.recipe(of), where, Study(folder, where, 1), 1, budget, cast(Any, score.Silent()), bench)
+    study, silent = Study(folder, where, 1), cast(Any, score.Silent())
+    return Run(surfaces.recipe(of), where, study, 1, budget, silent, bench, maximize=maximize)
 
 
 def cold_flags(run: Run) -> list[str]:
@@ -290,6 +291,13 @@ def test_a_full_confirmation_has_the_time_for_itself_and_spares_no_flag(tmp_path
     run = flagged(tmp_path, {"": 2.0, "o": 1.98, "t": 1.5, "ot": 0.9}, 300.0)
     verdict = confirm.tune(run, confirm="full")
     assert cold_flags(run) == ["", "ot", "ot", ""] and verdict.outcome == "met"
+
+
+def test_a_search_for_the_largest_rate_spares_no_flag_of_its_winner_by_a_cold_start(tmp_path: Path) -> None:
+    run = flagged(tmp_path, {"": 2.0, "o": 1.98, "t": 0.9, "ot": 0.9}, 9000.0, maximize="qps")
+    verdict = confirm.tune(run)
+    assert {*cold_flags(run)} == {"ot"} and verdict.outcome == "met"
+    assert run.time_for_a_start(run.reserve(1)), "there was time for it"
 
 
 def test_a_flag_stays_whose_cold_start_without_it_is_unclear_at_its_only_look(tmp_path: Path) -> None:

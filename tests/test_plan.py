@@ -481,8 +481,10 @@ def recipe(**more: Any) -> Recipe:
 
 def test_a_memory_target_is_the_share_that_is_planned_with() -> None:
     made = make.make(recipe(targets={"memory": "85%"}), LLAMA_8B, gpus.named("H100"), 1)
-    assert made["knobs"]["gpu-memory-utilization"] == 0.82
-    assert made["limit"] == int(0.82 * gpus.named("H100").memory)
+    assert made["knobs"]["gpu-memory-utilization"] == 0.81
+    assert made["limit"] == int(0.81 * gpus.named("H100").memory)
+    two = make.make(recipe(targets={"memory": "80GiB"}), LLAMA_8B, gpus.named("H100"), 2)
+    assert two["knobs"]["gpu-memory-utilization"] == 0.46
 
 
 def test_the_first_guess_runs_as_many_requests_as_the_cache_holds() -> None:

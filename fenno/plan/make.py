@@ -102,7 +102,7 @@ def _flags(recipe: Recipe, device: Device, gpus: int) -> dict[str, Any]:
     flags, target = dict(recipe.engine.flags), recipe.targets.memory
     if not gpus or target is None or {memory.FLAG, memory.OTHER} & {*flags}:
         return flags
-    return {**flags, memory.FLAG: min(memory.leaves(target, device.memory * gpus), fit.UTILIZATION)}
+    return {**flags, memory.FLAG: min(memory.leaves(target, device.memory, gpus), fit.UTILIZATION)}
 
 
 def _sequences(at: Setting, found: Fit, length: float) -> int:

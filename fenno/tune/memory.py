@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import math
 
+from fenno import units
 from fenno.engine.catalogue import Catalogue
 from fenno.errors import UsageError
 from fenno.machine import Machine
 from fenno.recipe import Recipe
 
 FLAG, OTHER = "gpu-memory-utilization", "kv-cache-memory-bytes"
-# What a GPU holds beside the share that vLLM accounts for: the CUDA context, captured graphs, buffers of NCCL.
-OUTSIDE = 0.03
+# Bytes that a GPU holds beside that share at its peak under load: the CUDA context, captured graphs, what torch's allocator adds. A
+# larger GPU has no more of it. 1.5 to 2.05 GiB were measured, and some models capture up to 1 GiB more (docs/tuning.md).
+BESIDE = 3 * 2**30
+# The GPU that is reckoned with where NVML says nothing.
+USUAL = 80 * 2**30
 
 
 def within(recipe: Recipe, known: Catalogue, host: Machine) -> Recipe:
@@ -31,23 +35,24 @@ def within(recipe: Recipe, known: Catalogue, host: Machine) -> Recipe:
     if target > 1 and len(host.gpus) < ranks:
         return recipe  # bytes of GPUs that are on other hosts as well
     # Where GPUs differ, the largest: of none is then taken more than its part.
-    left = leaves(target, ranks * max((gpu.memory for gpu in host.gpus), default=0))
+    left = leaves(target, max((gpu.memory for gpu in host.gpus), default=USUAL), ranks)
     if isinstance(flag.default, float) and flag.default <= left:
         return recipe
     flags = {**recipe.engine.flags, FLAG: left}
     return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"flags": flags})})
 
 
-def leaves(target: float, memory: int) -> float:
-    """The share of GPUs with `memory` bytes in all, rounded down to a hundredth, that a target leaves; the target a share or bytes.
+def leaves(target: float, memory: int, gpus: int) -> float:
+    """The share of each GPU that a target leaves to vLLM, rounded down to a hundredth. `target`: a share, or bytes of all `gpus`,
+    which have `memory` bytes each.
 
     Raises `UsageError` where that is nothing.
     """
-    share = target if target <= 1 else target / memory
-    # To the thousandth first: 0.85 - 0.03 is a little less than 0.82.
-    left = math.floor(100 * round(share - OUTSIDE, 3)) / 100
+    share = (target if target <= 1 else target / (gpus * memory)) - BESIDE / memory
+    left = math.floor(100 * share) / 100
     if left <= 0:
-        raise UsageError(f"a memory target of {target:g} leaves an engine no memory", "give more, such as --max-memory 85%")
+        said = f"a memory target of {units.show_memory(target)} leaves an engine no memory"
+        raise UsageError(said, "give more, such as --max-memory 85%")
     return left
 
 
