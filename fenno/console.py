@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,12 +13,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fenno import documents
 from fenno.errors import FennoError
 
 _WIDTH = int(os.environ["COLUMNS"]) if os.environ.get("COLUMNS", "").isdigit() else None
 err = Console(stderr=True, highlight=False, width=_WIDTH, soft_wrap=True)
 verbosity = 0
-SCHEMA = 1  # of every document that brings no other: keys may be added; where one changes its meaning or goes, the number does
 
 
 def say(text: str, *, style: str | None = None, level: int = 0) -> None:
@@ -37,30 +36,14 @@ def fail(error: FennoError) -> None:
 
 def result(document: Mapping[str, Any]) -> None:
     """One JSON document as the last line of standard output."""
-    sys.stdout.write(dumps(document))
+    sys.stdout.write(documents.line(document))
     sys.stdout.flush()
-
-
-def dumps(document: Mapping[str, Any]) -> str:
-    """A document as a line of JSON, its `schema` first. Numbers that are not finite become null: JSON has none."""
-    return json.dumps(finite({"schema": SCHEMA, **document}), separators=(",", ":"), allow_nan=False) + "\n"
 
 
 def document(made: Mapping[str, Any], *, asked: bool) -> None:
     """The JSON document of a command that people read: longer than a screen, so that a terminal gets it by --json alone."""
     if asked or not sys.stdout.isatty():
         result(made)
-
-
-def finite(value: Any) -> Any:
-    """The same document without infinities and NaNs."""
-    if isinstance(value, float):
-        return value if value == value and abs(value) != float("inf") else None
-    if isinstance(value, dict):
-        return {str(key): finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    return value
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:

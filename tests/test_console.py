@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import io
+import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +14,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from fenno import console
+from fenno import console, documents
 from fenno.compare import words as compare
 from fenno.kv import words as kv
 from fenno.load import words as load
@@ -83,7 +86,33 @@ def test_a_terminal_gets_the_document_when_it_asks(
     assert capsys.readouterr().out == printed
 
 
+def test_a_document_begins_with_its_schema_and_has_no_number_that_json_lacks() -> None:
+    made = {"a": (1, math.inf), "b": {2: math.nan}, "c": -0.5}
+    for text in (documents.line(made), documents.lines(made)):
+        assert text.startswith("{") and text.endswith("}\n")
+        read = json.loads(text, parse_constant=pytest.fail)
+        assert [*read.items()] == [("schema", 1), ("a", [1, None]), ("b", {"2": None}), ("c", -0.5)]
+    assert documents.line({"a": 1, "schema": 2}) == '{"schema":2,"a":1}\n', "one that is told again keeps its own"
+
+
 def test_commands_print_json_by_the_console_alone_which_names_the_schema() -> None:
     folder = Path(console.__file__).with_name("commands")
     others = {path.name for path in folder.glob("*.py") if "json.dumps" in path.read_text()}
     assert others == {"recipes.py", "report.py"}, "a recipe's JSON Schema, and the keys of vLLM's own benchmark"
+
+
+# The files without a schema, which only fenno reads again: what it keeps of a load test, a block, an engine's start and answers.
+OWN = {"load/stored.py", "compare/block.py", "serve/starts.py", "serve/state.py", "engine/catalogue.py", "tune/quality.py"}
+
+
+def test_a_file_of_json_is_a_document_or_only_fenno_reads_it() -> None:
+    package = Path(console.__file__).parent
+    writes = {
+        (path.relative_to(package).as_posix(), maker)
+        for path in package.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and ast.unparse(call.func) in ("process.write", "output.write")
+        for maker in {ast.unparse(made.func) for made in ast.walk(call) if isinstance(made, ast.Call)}
+    }
+    assert {name for name, maker in writes if maker == "json.dumps"} == OWN
+    assert {name for name, maker in writes if maker.startswith("documents.")} >= {"tune/session.py", "compare/soak.py"}

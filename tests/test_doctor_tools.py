@@ -19,6 +19,7 @@ from doctor_stack import Environment
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fenno import documents
 from fenno.doctor import checks, deepfacts, document, report, watch
 from fenno.doctor.facts import Facts, Gpus
 from fenno.doctor.inside import nvml
@@ -26,7 +27,7 @@ from fenno.doctor.inside import nvml
 
 def bundle(facts: Facts) -> str:
     results = checks.run(checks.CHECKS, facts)
-    return report.text(report.bundle(document.make(results, facts, 0.1), facts))
+    return documents.lines(report.bundle(document.make(results, facts, 0.1), facts))
 
 
 SECRETS = {
@@ -63,7 +64,7 @@ def test_a_report_holds_what_matters_and_nothing_secret() -> None:
 def test_the_value_of_a_secret_is_nowhere(name: str, value: str) -> None:
     facts = Facts(variables={name: value, "VLLM_PLUGINS": f"x {value}"})
     made = document.make([], facts, 0)
-    assert value not in report.text(report.bundle(made, facts))
+    assert value not in documents.lines(report.bundle(made, facts))
 
 
 def test_an_address_and_a_mail_are_taken_out_and_versions_stay() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,6 +83,8 @@ def test_the_same_command_goes_on_after_a_kill_and_ends_with_the_table(came: Cal
     assert "P95 TTFT" in done.err
     folder = place.folder / done.document["records"]
     assert {"001-A", "001-B"} <= written.keys()
+    kept = json.loads((folder / "soak.json").read_text())
+    assert next(iter(kept)) == "schema" and kept["findings"] == done.document["findings"]
     assert {name: (folder / name / "block.json").stat().st_mtime_ns for name in written} == written, "measured once"
     aside = [(path.name.partition(making.ENDED)[0], len(list(raw.records(path)))) for path in folder.glob(f"*{making.ENDED}*")]
     assert lost.items() <= set(aside), "what was recorded before the kill is still there"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import json
 import math
 import os
 import shutil
@@ -15,6 +16,7 @@ from typing import Any, cast
 
 import pytest
 
+from fenno import documents
 from fenno import recipe as recipes
 from fenno.errors import DiskError, EngineError, UsageError
 from fenno.recipe import Recipe, Scalar
@@ -64,9 +66,9 @@ def kept(out: Path, name: str, *, trials: list[Trial] | None = None, document: d
     for trial in trials or []:
         study.add(trial)
     begun = {"recipe": "cpu-small", "recipe_digest": RECIPE.digest(), "date": "2026-01-02T03:04:05+0000", "fenno": "0.1.0"}
-    files = {"recipe.yaml": output.recipe_yaml(RECIPE, "a recipe"), "study.json": output.dumps(begun)}
+    files = {"recipe.yaml": output.recipe_yaml(RECIPE, "a recipe"), "study.json": documents.lines(begun)}
     if document:
-        files["verdict.json"] = output.dumps({**begun, "trials": len(trials or []), **document})
+        files["verdict.json"] = documents.lines({**begun, "trials": len(trials or []), **document})
     output.write(folder, files)
     return folder
 
@@ -102,6 +104,15 @@ def test_studies_are_listed_newest_first_and_a_broken_one_says_so(out: Path) -> 
     assert studies.row(found[2]) == [found[2]["study"], "met", "cpu-small", "2026-01-02T03:04:05+0000", "4"]
     assert studies.row(found[0])[2:] == ["", "", ""]
     assert studies.listed(out / "nowhere") == []
+
+
+def test_a_study_that_was_kept_without_a_schema_is_read_and_told_with_one(out: Path) -> None:
+    folder = out / "cpu-small-aaa-20260101-000000"
+    verdict = json.loads((folder / "verdict.json").read_text())
+    assert next(iter(verdict)) == "schema"
+    (folder / "verdict.json").write_text(json.dumps({name: value for name, value in verdict.items() if name != "schema"}))
+    shown = json.loads(documents.line(studies.document(studies.load(folder), [])))
+    assert next(iter(shown)) == "schema" and shown["sentence"] == MET["sentence"]
 
 
 def test_looking_at_a_study_changes_nothing_even_while_it_runs(tmp_path: Path) -> None:
@@ -197,7 +208,7 @@ def test_an_unfinished_study_is_gone_on_with_on_the_same_engine_host_and_values_
     key = f"cpu-small-{RECIPE.digest()}-vllm0.32.0"
     for name in (f"{key}-20260101-000000", f"{key}-20260102-000000", f"{key}-most-qps-20260103-000000"):
         kept(tmp_path, name)
-        output.write(tmp_path / name, {"study.json": output.dumps(facts)})
+        output.write(tmp_path / name, {"study.json": documents.lines(facts)})
     later = {**facts, "date": "b", "host": {**host, "gpus": [{"name": "H200", "used": 2}]}}
     assert output.place(tmp_path, RECIPE, later, fresh=False) == output.Place(tmp_path / f"{key}-20260102-000000", resumed=True)
     most = output.place(tmp_path, RECIPE, facts, fresh=False, goal="most-qps")

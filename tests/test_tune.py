@@ -1,6 +1,7 @@
 """`fenno tune` from the outside, as a child process, on the stub engine. Scenarios run side by side; each test looks at one."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -300,6 +301,8 @@ def test_a_target_that_the_defaults_meet_changes_nothing(told: Callable[[str], S
         "verdict.json",
         "study.db",
     }
+    begun, over = (json.loads((story.study / name).read_text()) for name in ("study.json", "verdict.json"))
+    assert next(iter(begun)) == next(iter(over)) == "schema" and over == done.document
     tuned, before = (recipe.load(path) for path in (story.study / "tuned.yaml", story.place.folder / "stub.yaml"))
     assert tuned.engine == before.engine
     assert (tuned.targets.p95_ttft, tuned.targets.qps, tuned.targets.memory) == (5, 40, 0.99)

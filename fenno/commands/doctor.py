@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fenno import console, errors
+from fenno import console, documents, errors
 from fenno.commands.given import JsonOption, RecipeArgument, choose
 from fenno.errors import UsageError
 
@@ -63,7 +63,7 @@ def doctor(
     if report:
         from fenno.doctor import report as reports
 
-        print(reports.text(reports.bundle(made, facts)))
+        print(documents.lines(reports.bundle(made, facts)), end="")
         raise typer.Exit(errors.FAILED if made.summary["fail"] else errors.OK)
     if not as_json:
         for line in [*show.lines(results, facts, full=console.verbosity > 0), show.summary(made)]:

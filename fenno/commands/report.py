@@ -12,7 +12,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from fenno import __version__, console, errors
+from fenno import __version__, console, documents, errors
 from fenno.commands.load import tell_load
 from fenno.errors import DiskError, UsageError
 
@@ -110,8 +110,8 @@ def told(folder: Path, to: str) -> str:
     if to == "prometheus":
         return export.prometheus(document, kept.result.plan.model)
     if to == "vllm":
-        return json.dumps(console.finite(export.vllm(kept, document))) + "\n"
-    return console.dumps(document)
+        return json.dumps(documents.finite(export.vllm(kept, document))) + "\n"
+    return documents.line(document)
 
 
 @contextlib.contextmanager

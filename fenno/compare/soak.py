@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fenno import process
+from fenno import documents, process
 from fenno.compare import run
 from fenno.compare.block import Arm, Making, writing
 from fenno.compare.run import Blocks
@@ -43,7 +43,7 @@ def soak(
     def after(found: Blocks) -> None:
         document = told(found)
         with writing(folder):
-            process.write(folder / "soak.json", json.dumps(document))
+            process.write(folder / "soak.json", documents.lines(document))
         say(f"{len(found.arms[arms[0].name])} of {rounds} rounds are measured; so far in {folder / 'soak.json'}")
 
     with _alone(folder):

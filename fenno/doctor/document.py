@@ -12,8 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fenno import __version__
 from fenno.doctor.check import STATUSES, Check, Finding
 from fenno.doctor.facts import Facts
-
-SCHEMA = 1
+from fenno.documents import SCHEMA
 
 
 class Model(BaseModel):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import re
 import socket
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fenno import secret
-from fenno.doctor.document import SCHEMA, Document
+from fenno.doctor.document import Document
 from fenno.doctor.facts import Facts
 
 # Variables that matter to an engine; all others stay at home.
@@ -44,7 +43,7 @@ def bundle(document: Document, facts: Facts) -> dict[str, Any]:
     known["variables"] = variables(facts.variables)
     known["recipe"] = facts.recipe.model_dump(mode="json") if facts.recipe else None
     told = document.model_dump(mode="json", by_alias=True)
-    made: dict[str, Any] = redact({"schema": SCHEMA, "document": told, "facts": known}, names(facts.variables))
+    made: dict[str, Any] = redact({"document": told, "facts": known}, names(facts.variables))
     return made
 
 
@@ -91,8 +90,3 @@ def redact(value: Any, persons: Mapping[str, str]) -> Any:
             for key, item in value.items()
         }
     return [redact(item, persons) for item in value] if isinstance(value, list) else value
-
-
-def text(made: Mapping[str, Any]) -> str:
-    """The bundle as it is pasted into a report."""
-    return json.dumps(made, indent=1, ensure_ascii=False)

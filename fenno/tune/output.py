@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 import fenno
-from fenno import process
+from fenno import documents, process
 from fenno.engine import catalogue, command, plugin, server
 from fenno.errors import DiskError
 from fenno.machine import Machine
@@ -61,7 +61,7 @@ def comparable(folder: Path, facts: Mapping[str, Any]) -> bool:
         before = json.loads((folder / BEGUN).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
-    return alike(before, json.loads(dumps(facts)))
+    return alike(before, documents.finite(facts))
 
 
 def alike(before: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
@@ -149,8 +149,3 @@ def write(folder: Path, files: Mapping[str, str]) -> None:
         except OSError as error:
             hint = "free some space, or choose another folder"
             raise DiskError(f"cannot write {folder / name}: {error.strerror}", hint) from error
-
-
-def dumps(document: Any) -> str:
-    """JSON for a file that people read too."""
-    return json.dumps(document, indent=1, default=str) + "\n"

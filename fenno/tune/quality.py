@@ -171,7 +171,7 @@ KEPT = "outputs.json"
 
 def keep(folder: Path, start: Literal["wide", "cold"], passes: Sequence[Pass]) -> None:
     """Keep what the defaults gave, for the comparison and for a study that is taken up again. Raises `DiskError`."""
-    output.write(folder, {KEPT: output.dumps({**_read(folder), start: [[asdict(answer) for answer in one] for one in passes]})})
+    output.write(folder, {KEPT: json.dumps({**_read(folder), start: [[asdict(answer) for answer in one] for one in passes]})})
 
 
 def kept(folder: Path) -> list[Pass]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from fenno import machine, process, units
+from fenno import documents, machine, process, units
 from fenno.engine import catalogue, command, plugin, server
 from fenno.errors import DiskError, RecipeError, UsageError
 from fenno.machine import Machine
@@ -162,7 +161,7 @@ def begin(
         study = joined(Study(place.folder, space, seed, storage, name), document)
         document["storage"] = {"url": storages.shown(storage), "name": name}
     head = f"The recipe of the study in this folder, with its targets. fenno {document['fenno']}, {document['date']}"
-    output.write(place.folder, {"recipe.yaml": output.recipe_yaml(recipe, head), output.BEGUN: output.dumps(document)})
+    output.write(place.folder, {"recipe.yaml": output.recipe_yaml(recipe, head), output.BEGUN: documents.lines(document)})
     bench = benches.Engines(any_port(recipe) if storage else recipe, place.folder, space, events, ready.deadline)
     run = runs.Run(recipe, space, study, seed, ready.deadline, events, bench, first, maximize=ready.maximize)
     return Session(run, ready.known, ready.host, place, document, lock)
@@ -170,7 +169,7 @@ def begin(
 
 def joined(study: Study, document: Mapping[str, Any]) -> Study:
     """`study`, in a database that others may have begun it in. Raises `UsageError` where their figures cannot stand beside ours."""
-    if not output.alike(study.begun(document), json.loads(output.dumps(document))):
+    if not output.alike(study.begun(document), documents.finite(document)):
         said = "the workers on this study have another engine, other values or other hardware than there are here"
         raise UsageError(said, "workers share a study on hosts alike; --fresh begins one of its own")
     return study
@@ -239,6 +238,6 @@ def finish(session: Session, verdict: Verdict, page: Page) -> dict[str, Any]:
     files["report.html"] = page(document, trials, run.recipe, run.space)
     # Last: this file is what says that the study is over.
     if verdict.over:
-        files[output.DONE] = output.dumps(document)
+        files[output.DONE] = documents.lines(document)
     output.write(folder, files)
     return document
