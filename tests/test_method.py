@@ -247,6 +247,13 @@ class FlaggedSeat(surfaces.Seat):
         return Measured(Judgement(state, (finding,)), {}, Load(), True, 40.0 * patience)
 
 
+class NothingToDraw(Study):
+    """A study that knows at once what its sampler finds out by many attempts: its space has one live point."""
+
+    def sample(self, restart: Point | None, attempts: int = 0) -> None:
+        return None
+
+
 def flags_of(point: Point) -> str:
     """The flags of the start that a point has, by their first letters."""
     return "".join(flag[0] for flag in ("one", "two") if point.get(flag))
@@ -257,7 +264,7 @@ def flagged(folder: Path, scores: dict[str, float], budget: float, maximize: Max
     bench = Flagged(of, random.Random(1))
     bench.scores = scores
     where = Space({CAP: (64,)}, {CAP: 64, "one": None, "two": None}, {"one": (1,), "two": (1,)})
-    study, silent = Study(folder, where, 1), cast(Any, score.Silent())
+    study, silent = NothingToDraw(folder, where, 1), cast(Any, score.Silent())
     return Run(surfaces.recipe(of), where, study, 1, budget, silent, bench, maximize=maximize)
 
 
