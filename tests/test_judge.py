@@ -26,7 +26,7 @@ from fenno.tune.capacity import Bracket, Maximize, Most
 from fenno.tune.judge import Figure, Judgement, judge
 from fenno.tune.propose import HELP, UNTOLD, Limit, Load, Roofline, Steps, Tried, by_rule, diagnose, next_restart
 from fenno.tune.run import allowances, hopeless, out_of_memory
-from fenno.tune.space import AGING, BUDGET, CAP, EDGES, POLICY, Space, changed
+from fenno.tune.space import AGING, BUDGET, CAP, EDGES, POLICY, STREAM, Space, changed
 from fenno.tune.study import Trial
 from fenno.tune.trial import Measured
 from fenno.tune.verdict import Verdict
@@ -309,6 +309,23 @@ def test_parameters_of_the_order_are_tried_where_it_is_on_and_requests_wait(limi
     assert asked(on, limit) == [{}, *({POLICY: "token_aware", **other} for other in others)]
     assert asked(dict(ORDERED.defaults), limit) == [{POLICY: "token_aware"}], "first come, first served has none"
     assert asked(on, UNTOLD) == [] and asked(on, "memory bandwidth") == [], "nothing waits"
+
+
+def test_where_the_http_server_binds_larger_stream_intervals_come_before_fewer_requests() -> None:
+    where = Space({CAP: (32, 64), STREAM: (1, 4, 16)}, {CAP: 64, STREAM: 1})
+    seen, found = [dict(where.defaults)], []
+    while (asked := by_rule([Tried(dict(where.defaults), 2.0, Limit("front end", ""))], where, seen)) is not None:
+        seen.append(asked.point)
+        found.append(changed(asked.point, where))
+    assert found == [{STREAM: 4}, {STREAM: 16}, {CAP: 32}]
+
+
+def test_a_winner_whose_tokens_come_in_bunches_says_so() -> None:
+    for knob in (STREAM, "stream-interval"):
+        where = Space({STREAM: (1, 8)} if knob == STREAM else {}, {knob: 1}, {} if knob == STREAM else {knob: (8,)})
+        won, usual = (Trial(0, {knob: interval}, "rule", "", "met", 0.5, 1.0) for interval in (8, 1))
+        assert "clients get up to 8 tokens at a time" in verdict.met(won, where, confirmed=True).sentence
+        assert "at a time" not in verdict.met(usual, where, confirmed=True).sentence
 
 
 def test_of_every_limit_is_said_what_would_help() -> None:

@@ -20,7 +20,7 @@ from fenno.tune.capacity import Maximize
 from fenno.tune.judge import Figure, Finding, Judgement
 from fenno.tune.propose import Limit, Load
 from fenno.tune.run import Run, ablation, met_live, next_point, next_start, put_back
-from fenno.tune.space import AGING, BUDGET, CAP, POLICY, Point, Space
+from fenno.tune.space import AGING, BUDGET, CAP, POLICY, STREAM, Point, Space
 from fenno.tune.study import State, Study, Trial
 from fenno.tune.trial import Measured
 from fenno.tune.verdict import Verdict
@@ -128,6 +128,27 @@ def test_where_the_http_server_binds_no_live_knob_is_tried_before_the_start_that
     assert (start := next_start(run, climb.frontier(study.trials()))) and start.point[flag] == 4
     asked = climb.next_ask(run, study.trials(), {flag: 4})
     assert asked and asked.rate == 63.0 and asked.proposal.point == {**where.defaults, flag: 4}
+
+
+@pytest.mark.parametrize("maximize", [None, "qps"])
+def test_where_the_http_server_binds_a_larger_stream_interval_comes_before_the_start_that_may_help(
+    tmp_path: Path, maximize: Maximize | None
+) -> None:
+    live, flag = {CAP: (8, 64), STREAM: (1, 8)}, "api-server-count"
+    where = Space(live, {CAP: 64, STREAM: 1, flag: 1}, {flag: (4,)})
+    study = Study(tmp_path, where, 1)
+    run = Run(surfaces.recipe(surfaces.surface(1)), where, study, 1, 900.0, cast(Any, None), cast(Any, None))
+    study.add(replace(told(dict(where.defaults), "met"), rate=60.0))
+    study.add(replace(told(dict(where.defaults), "missed"), number=1, rate=63.0, limit=Limit("front end", "")))
+
+    def asked() -> dict[str, Any] | None:
+        trials = study.trials()
+        found = climb.next_ask(run, trials, {}) if maximize else next_point(run, trials, {})
+        return dict((found.proposal if isinstance(found, climb.Ask) else found).point) if found else None
+
+    assert asked() == {**where.defaults, STREAM: 8}
+    study.add(replace(told({**where.defaults, STREAM: 8}, "missed"), number=2, rate=63.0, limit=Limit("front end", "")))
+    assert asked() is None, "fewer requests come after the start"
 
 
 @pytest.mark.parametrize("maximize", [None, "qps"])

@@ -29,9 +29,18 @@ def test_an_engine_has_so_long_from_its_own_start_however_late_it_is_looked_at()
 def space_of(
     search: dict[str, Any], has: dict[str, Flag] | None = None, version: str = "0.30.0", **engine: Any
 ) -> spaces.Space:
-    known = Catalogue(Identity("python", "vllm", version, "3.11", None, ""), "cpu", has or {}, {})
-    chosen = recipe.Recipe.model_validate({"name": "one", "engine": {"model": "m", **engine}, "search": {"live": search}})
-    return spaces.build(chosen, known)
+    return built({"search": {"live": search}, "engine": engine}, has, version)
+
+
+def built(
+    parts: dict[str, Any], has: dict[str, Flag] | None = None, version: str = "0.30.0", fields: tuple[str, ...] = ()
+) -> spaces.Space:
+    known = Catalogue(Identity("python", "vllm", version, "3.11", None, ""), "cpu", has or {}, {}, (), fields)
+    return spaces.build(made(parts), known)
+
+
+def made(parts: dict[str, Any]) -> recipe.Recipe:
+    return recipe.Recipe.model_validate({**parts, "name": "one", "engine": {"model": "m", **parts.get("engine", {})}})
 
 
 @pytest.mark.parametrize(
@@ -87,6 +96,60 @@ def test_an_interval_that_no_running_engine_takes_is_refused_before_a_start(
     with pytest.raises(RecipeError) as raised:
         space_of({"prefill_schedule_interval": [4]}, has, version, flags=flags)
     assert f"search.live: {said}" in str(raised.value) and hint in raised.value.hint
+
+
+STREAMS, ASKED = {"stream-interval": Flag("int", None, 1, False)}, ("stream_interval",)
+
+
+def streaming(parts: dict[str, Any], fields: tuple[str, ...] = ASKED) -> spaces.Space:
+    return built(parts, STREAMS, "0.28.0", fields)
+
+
+def test_a_stream_interval_of_each_request_is_a_live_knob_and_a_flag_of_a_plain_start() -> None:
+    live = {"live": {"stream_interval": [16, 4]}}
+    space = streaming({"search": live})
+    assert space.values == {"stream_interval": (1, 4, 16)}
+    assert spaces.plain_flags({"stream_interval": 4}, space) == {"stream-interval": 4}
+    space = streaming({"search": live, "engine": {"flags": {"stream-interval": 8}}})
+    assert (space.values, space.defaults) == ({"stream_interval": (4, 8, 16)}, {"stream_interval": 8})
+    assert spaces.wide(space) == {"stream-interval": 4}, "a request can only ask for more"
+
+
+@pytest.mark.parametrize(
+    ("fields", "more", "said", "hint"),
+    [
+        ((), {}, "to vLLM 0.28.0 stream_interval is told at a start alone", "restart"),
+        (ASKED, {"search": {"stream-interval": [8]}}, "stream_interval is `stream-interval` of `search.restart`", "one of them"),
+        (ASKED, {"search": {"VLLM_USE_RUST_FRONTEND": [1]}}, "Rust front end has no stream_interval", "RUST"),
+        (ASKED, {"env": {"VLLM_USE_RUST_FRONTEND": "1"}}, "Rust front end has no stream_interval", "RUST"),
+    ],
+)
+def test_a_stream_interval_that_requests_cannot_carry_is_refused_before_a_start(
+    fields: tuple[str, ...], more: dict[str, Any], said: str, hint: str
+) -> None:
+    search = {"live": {"stream_interval": [4]}, "restart": more.get("search", {})}
+    with pytest.raises(RecipeError) as raised:
+        streaming({"search": search, "engine": {"env": more.get("env", {})}}, fields)
+    assert said in str(raised.value) and hint in raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("targets", "forbidden"),
+    [
+        ({"p95_tpot": "50ms"}, False),
+        ({"p99_gap": "1s"}, True),
+        ({"goodput": 4, "p50_gap": "1s"}, True),
+        ({"classes": {"short": {"p95_gap": "1s"}}}, True),
+    ],
+)
+def test_a_target_for_the_longest_gap_forbids_larger_stream_intervals(targets: dict[str, Any], forbidden: bool) -> None:
+    flags = {"stream-interval": 4}
+    live = {"targets": targets, "engine": {"flags": flags}, "search": {"live": {"stream_interval": [1, 16]}}}
+    assert streaming(live).values == {"stream_interval": (1, 4) if forbidden else (1, 4, 16)}
+    restart = {"targets": targets, "engine": {"flags": flags}, "search": {"restart": {"stream-interval": [1, 16]}}}
+    assert streaming(restart).restart == {"stream-interval": (1,) if forbidden else (1, 16)}
+    assert [bool(spaces.remark(made(parts))) for parts in (live, restart)] == [forbidden, forbidden]
+    assert spaces.remark(made({"targets": targets})) == [], "nothing was listed"
 
 
 def test_values_are_in_order_and_hold_the_default() -> None:

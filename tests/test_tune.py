@@ -81,6 +81,17 @@ def met_by_a_variable(place: Place) -> Story:
     return Story(place, [place.fenno("tune", place.recipe(**{**NARROW, "search": search}))])
 
 
+def met_by_bunches(place: Place) -> Story:
+    """An engine to which each event costs 5 ms, so that of 40 answers of 17 tokens a second it can send a third."""
+    parts = {
+        "env": {"STUB_EVENT_MS": 5},
+        "workload": {"rate": 40, "classes": [{"name": "one", "share": 1, "prompt_tokens": 16, "output_tokens": 17}]},
+        "search": {"live": {"max_num_active_seqs": [64], "stream_interval": [16]}},
+        "targets": {"p95_ttft": None, "p95_tpot": "200ms"},
+    }
+    return Story(place, [place.fenno("tune", place.recipe(**parts))])
+
+
 def met_and_compared(place: Place) -> Story:
     return Story(place, [place.fenno("tune", "--confirm", "full", place.recipe(**NARROW))])
 
@@ -236,6 +247,7 @@ SCENARIOS: dict[str, Callable[[Place], Story]] = {
     "cap": met_by_another_cap,
     "variable": met_by_a_variable,
     "workers": two_workers,
+    "bunches": met_by_bunches,
     "compared": met_and_compared,
     "other": met_with_other_outputs,
     "lot": drawn_by_lot,
@@ -336,6 +348,19 @@ def test_a_variable_of_the_engine_is_a_knob_of_the_start(told: Callable[[str], S
     assert "STUB_BASE_MS=2 " in (story.study / "serve.sh").read_text()
     assert "STUB_BASE_MS=2 " in (story.study / "vllm-config.yaml").read_text(), "in its head: a file of flags cannot hold it"
     assert not any("STUB_BASE_MS" in start for start in story.place.starts()), "it is no flag"
+
+
+def test_a_stream_interval_is_carried_by_requests_and_confirmed_as_a_flag(told: Callable[[str], Story]) -> None:
+    story = told("bunches")
+    (done,) = story.runs
+    assert (done.code, done.document["changed"]) == (0, {"stream_interval": 16}), done.err
+    assert done.document["sentence"].endswith("; clients get up to 16 tokens at a time")
+    trials = studies.load(story.study).trials()
+    bunches = [{t.summary["tokens_per_event"] for t in trials if t.point["stream_interval"] == interval} for interval in (1, 16)]
+    assert bunches == [{1.0}, {17 / 2}], "the first token, and the others with the last"
+    wide, confirmed = story.place.starts()
+    assert "--stream-interval 1 " in f"{wide} " and "--stream-interval 16 " in f"{confirmed} "
+    assert recipe.load(story.study / "tuned.yaml").engine.flags["stream-interval"] == 16
 
 
 def test_full_confirmation_sets_the_winner_against_cold_defaults(told: Callable[[str], Story]) -> None:

@@ -60,13 +60,15 @@ class Identity:
 
 @dataclass(frozen=True)
 class Catalogue:
-    """The knobs of one engine. `defaults` are the batch limits it would choose on this machine; `variables` the VLLM_* it reads."""
+    """The knobs of one engine. `defaults` are the batch limits it would choose on this machine; `variables` the VLLM_* it reads;
+    `fields` what a request's body may have, on both endpoints."""
 
     engine: Identity
     platform: str
     flags: Mapping[str, Flag]
     defaults: Mapping[str, int | None]
     variables: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
 
     def check(self, flags: Mapping[str, Any], source: str = "recipe") -> None:
         """Raise `RecipeError` for the first flag or value that this engine would refuse."""
@@ -153,7 +155,7 @@ def _made(engine: Identity, facts: Mapping[str, Any]) -> Catalogue:
         name: Flag(f["type"], tuple(f["choices"]) if f["choices"] else None, f["default"], f["switch"])
         for name, f in facts["flags"].items()
     }
-    return Catalogue(engine, facts["platform"], flags, facts["defaults"], tuple(facts["variables"]))
+    return Catalogue(engine, facts["platform"], flags, facts["defaults"], tuple(facts["variables"]), tuple(facts["fields"]))
 
 
 def cache_folder() -> Path:

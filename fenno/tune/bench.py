@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from fenno.recipe import Recipe, Scalar
 from fenno.tune import quality, trial
 from fenno.tune import space as spaces
 from fenno.tune.quality import Pass
-from fenno.tune.space import BUDGET, CAP, POLICY, SERVERS, Point, Space
+from fenno.tune.space import BUDGET, CAP, CARRIED, POLICY, SERVERS, Point, Space
 from fenno.tune.trial import Measured
 
 # What a start is taken to last, in seconds, until one was seen.
@@ -141,20 +141,24 @@ class Engines:
 
 @dataclass
 class Running:
-    """A real engine, and a plan that fits it; raw records of every trial under `folder`/trials."""
+    """A real engine, and a plan that fits it; raw records of every trial under `folder`/trials. `carried`: the live knobs that
+    requests have in their bodies, as `move` was told last."""
 
     engine: Server
     fitted: Plan
     folder: Path
     events: Events
     deadline: float = math.inf
+    carried: Mapping[str, Scalar] = field(default_factory=dict)
 
     def move(self, point: Point) -> None:
         if self.engine.control is None:
             live.drain(self.engine.url)
             return
         # The scheduler's own default is token-aware: a space without that knob has to say what the engine's is.
-        wanted = {POLICY: self.engine.recipe.engine.scheduler or "fcfs", **point}
+        limits = {knob: value for knob, value in point.items() if knob not in CARRIED}
+        wanted = {POLICY: self.engine.recipe.engine.scheduler or "fcfs", **limits}
+        self.carried = {knob: value for knob, value in point.items() if knob in CARRIED}
         try:
             live.settle(self.engine.url)
             answer = live.change(self.engine.url, self.engine.control, wanted)
@@ -180,7 +184,8 @@ class Running:
         return quality.ask(self.engine)
 
     def measure(self, recipe: Recipe, *, arm: str, seed: int, patience: int = 1) -> Measured:
-        plan = trial.at_rate(self.fitted, recipe, arm=arm, seed=seed, patience=patience)
+        base = replace(self.fitted, extra_body={**self.fitted.extra_body, **self.carried})
+        plan = trial.at_rate(base, recipe, arm=arm, seed=seed, patience=patience)
         found = trial.measure(recipe, self.engine, plan, self.folder / "trials" / arm, self.events.watch)
         if found.judgement.state == "missed" and found.summary.get("failures"):
             until_answer(self.engine, min(self.deadline, time.monotonic() + 2 * self.fitted.timeout))

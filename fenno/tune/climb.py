@@ -196,11 +196,10 @@ def next_challenger(run: Run, trials: list[Trial], here: list[Trial], best: Poin
             return Proposal(point, "the best point, started anew", "restart")
     failed = failures_since(trials)
     lost = [t for t in frontier(trials) if t in here]
-    if start_first(run, min(lost, key=lambda t: t.score, default=None), frontier(trials)):
+    ruled = propose.by_rule([t.tried() for t in lost], run.space, seen=seen) if failed < 2 * PATIENCE else None
+    if start_first(run, min(lost, key=lambda t: t.score, default=None), frontier(trials), ruled):
         return None
-    at = [t.tried() for t in lost]
-    ruled = propose.by_rule(at, run.space, seen=seen)
-    if ruled is not None and failed < 2 * PATIENCE:
+    if ruled is not None:
         return ruled
     sampled = [t for t in trials[len(trials) - failed :] if t.origin == "sampler"]
     return run.study.sample(restart) if len(sampled) < PATIENCE else None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from fenno.recipe import Scalar
 from fenno.tune import space as spaces
-from fenno.tune.space import AGING, BUDGET, CAP, EDGES, POLICY, Space
+from fenno.tune.space import AGING, BUDGET, CAP, EDGES, POLICY, STREAM, Space
 
 
 @dataclass(frozen=True)
@@ -148,8 +148,8 @@ _MOVES: dict[str, tuple[tuple[str, bool | None], ...]] = {
     "sequences": ((CAP, True), *_ORDER, (BUDGET, False)),
     "budget": ((BUDGET, True), *_ORDER, (CAP, False)),
     "kv": ((CAP, False), (BUDGET, False), (POLICY, None)),
-    # Nothing that the scheduler can do reaches the HTTP server, except to run less.
-    "front end": ((CAP, False),),
+    # Nothing that the scheduler can do reaches the HTTP server, except to run less; but it writes less where tokens go in bunches.
+    "front end": ((STREAM, True), (CAP, False)),
     # However few wait in the mean: at some requests a second that makes one of twenty late.
     "queue": ((CAP, False), *_ORDER, (BUDGET, False), (BUDGET, True)),
     # Where nothing ever waits, no order brings anything.
@@ -165,6 +165,7 @@ _REASONS = {
     (POLICY, None): "let short answers go first",
     (AGING, False): "let long answers wait less for short ones",
     (AGING, True): "let short answers go before long ones for longer",
+    (STREAM, True): "send more tokens at a time, so that the HTTP server writes less often",
     (EDGES, None): "draw the line between short and long answers elsewhere",
 }
 

@@ -264,25 +264,29 @@ def next_point(run: Run, trials: list[Trial], restart: Point) -> Proposal | None
     again = once_more(here, busy)
     if again is not None:
         return again
-    if start_first(run, verdicts.nearest(here), measured_ones(trials)):
+    fruitful = propose.improving(_scores(here, "rule"), 2 * PATIENCE)
+    ruled = propose.by_rule([t.tried() for t in verdicts.latest(here)], run.space, seen=seen) if fruitful else None
+    if start_first(run, verdicts.nearest(here), measured_ones(trials), ruled):
         return None
-    ruled = propose.by_rule([t.tried() for t in verdicts.latest(here)], run.space, seen=seen)
-    if ruled is not None and propose.improving(_scores(here, "rule"), 2 * PATIENCE):
+    if ruled is not None:
         return ruled
     drawn = run.study.sample(restart) if propose.improving(_scores(here, "sampler"), PATIENCE) else None
     return drawn or closer_look(here, busy) or with_time_left(run, here, restart)
 
 
-def start_first(run: Run, best: Trial | None, telling: list[Trial]) -> bool:
+def start_first(run: Run, best: Trial | None, telling: list[Trial], ruled: Proposal | None) -> bool:
     """Whether the next start comes before more points of this engine: its `best` is held back by the HTTP server, which nothing
-    live reaches, or another study's point is due. `telling` as for `next_start`."""
+    live reaches but the stream interval, and that is not what is `ruled`; or another study's point is due. `telling` as for
+    `next_start`."""
     coming = next_start(run, telling)
-    return coming is not None and (front_end(best) or coming.point == run.first)
+    return coming is not None and (front_end(best, ruled) or coming.point == run.first)
 
 
-def front_end(best: Trial | None) -> bool:
-    """Whether the HTTP server holds the best point back: nothing that the scheduler can do reaches it."""
-    return best is not None and best.limit is not None and best.limit.name == "front end"
+def front_end(best: Trial | None, ruled: Proposal | None) -> bool:
+    """Whether the HTTP server holds the best point back, and what is `ruled` to come next does not relieve it."""
+    if best is None or best.limit is None or best.limit.name != "front end":
+        return False
+    return ruled is None or spaces.in_bunches(ruled.point) <= spaces.in_bunches(best.point)
 
 
 def once_more(here: Sequence[Trial], busy: Sequence[Point] = ()) -> Proposal | None:

@@ -94,7 +94,7 @@ def ready(
     fitted = memory.within(recipe, known, host)
     if fitted is not recipe:
         space = spaces.build(fitted, known, host.cores)
-    remarks = (*memory.remark(recipe, fitted), *short(budget, trial.seconds_needed(recipe), confirm))
+    remarks = (*memory.remark(recipe, fitted), *spaces.remark(recipe), *short(budget, trial.seconds_needed(recipe), confirm))
     return Ready(fitted, known, space, host, deadline, remarks, maximize)
 
 

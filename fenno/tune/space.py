@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fenno import control
 from fenno.engine.catalogue import Catalogue
 from fenno.errors import RecipeError
-from fenno.recipe import Recipe, Scalar
+from fenno.recipe import Latency, Recipe, Scalar
 from fenno.vllm_plugin import versions
 from fenno.vllm_plugin.order import Order
 
@@ -20,8 +20,11 @@ Point = Mapping[str, Scalar]
 BUDGET, CAP, THRESHOLD, POLICY = "max_num_scheduled_tokens", "max_num_active_seqs", "long_prefill_token_threshold", "policy"
 INTERVAL = "prefill_schedule_interval"
 AGING, EDGES = "aging_seconds", "class_edges"  # of the token-aware order alone
+STREAM = "stream_interval"  # tokens that the server sends at a time
 
-SERVERS = "api-server-count"
+CARRIED = (STREAM,)  # the live knobs that no engine is set to: each request has them in its body
+
+SERVERS, RUST = "api-server-count", "VLLM_USE_RUST_FRONTEND"
 
 POLICIES = ("fcfs", "token_aware")  # those that a recipe's `scheduler` can ask for
 
@@ -29,7 +32,7 @@ POLICIES = ("fcfs", "token_aware")  # those that a recipe's `scheduler` can ask 
 # and its parameters are variables.
 PLAIN = {
     **{BUDGET: "max-num-batched-tokens", CAP: "max-num-seqs"},
-    **{THRESHOLD: "long-prefill-token-threshold", INTERVAL: "prefill-schedule-interval"},
+    **{THRESHOLD: "long-prefill-token-threshold", INTERVAL: "prefill-schedule-interval", STREAM: "stream-interval"},
 }
 
 
@@ -68,6 +71,7 @@ def build(recipe: Recipe, catalogue: Catalogue, cores: int = 1) -> Space:
         CAP: min(cap, budget),
         THRESHOLD: _number(flags.get(PLAIN[THRESHOLD]), None, 0),
         INTERVAL: _number(flags.get(PLAIN[INTERVAL]), None, 1),
+        STREAM: _number(flags.get(PLAIN[STREAM]), None, 1),
         POLICY: recipe.engine.scheduler or "fcfs",
         **_order(recipe),
     }
@@ -76,21 +80,30 @@ def build(recipe: Recipe, catalogue: Catalogue, cores: int = 1) -> Space:
         CAP: [max(1, cap * n // 8) for n in (1, 2, 4, 8)],
         POLICY: ["fcfs", "token_aware"],
     }
-    unknown = sorted(set(listed) - set(defaults))
-    if unknown:
-        raise RecipeError(f"`search.live` names `{unknown[0]}`, which is no live knob", f"live knobs are {', '.join(defaults)}")
-    if INTERVAL in listed:
-        _check_interval(recipe, catalogue)
-    if {AGING, EDGES} & {*listed} and "token_aware" not in (*listed.get(POLICY, ()), defaults[POLICY]):
-        said = f"{AGING} and {EDGES} belong to the token-aware order"
-        raise RecipeError(f"{recipe.name}: search.live: {said}", "list it under `policy`, or set `engine.scheduler: token_aware`")
+    _check_listed(listed, defaults, recipe, catalogue)
     values = {knob: _ordered({_checked(knob, value) for value in (*given, defaults[knob])}) for knob, given in listed.items()}
     restart: dict[str, tuple[Scalar, ...]] = {}
     for name, given in (recipe.search.restart or _front_end(catalogue, cores)).items():
         taken = _restart(name, given, recipe, catalogue)
         defaults[name] = _at_start(name, recipe, catalogue)
         restart[name] = tuple(v for v in taken if v != defaults[name])
+    if wants_smooth(recipe):
+        values, restart = _smooth(values, defaults), _smooth(restart, defaults)
     return Space(values, {knob: defaults[knob] for knob in (*listed, *restart)}, restart)
+
+
+def _check_listed(listed: Mapping[str, Sequence[Scalar]], defaults: Point, recipe: Recipe, catalogue: Catalogue) -> None:
+    """Raise `RecipeError` for a knob that fenno does not know, or that does nothing on this engine while it runs."""
+    unknown = sorted(set(listed) - set(defaults))
+    if unknown:
+        raise RecipeError(f"`search.live` names `{unknown[0]}`, which is no live knob", f"live knobs are {', '.join(defaults)}")
+    if INTERVAL in listed:
+        _check_interval(recipe, catalogue)
+    if STREAM in listed:
+        _check_stream(recipe, catalogue)
+    if {AGING, EDGES} & {*listed} and "token_aware" not in (*listed.get(POLICY, ()), defaults[POLICY]):
+        said = f"{AGING} and {EDGES} belong to the token-aware order"
+        raise RecipeError(f"{recipe.name}: search.live: {said}", "list it under `policy`, or set `engine.scheduler: token_aware`")
 
 
 def _check_interval(recipe: Recipe, catalogue: Catalogue) -> None:
@@ -101,6 +114,41 @@ def _check_interval(recipe: Recipe, catalogue: Catalogue) -> None:
     if not late or str(recipe.engine.flags.get("data-parallel-size") or 1) != "1":
         on = "under data parallelism" if late else f"on vLLM {catalogue.engine.version}"
         raise RecipeError(f"{source}: {on} {INTERVAL} is set at a start alone", f"list `{flag}` under `search.restart`")
+
+
+def _check_stream(recipe: Recipe, catalogue: Catalogue) -> None:
+    """Raise `RecipeError` where requests to this engine cannot have a stream interval of their own, or the start has it too."""
+    source, flag = f"{recipe.name}: search.live", PLAIN[STREAM]
+    catalogue.check({flag: 1}, source)
+    if flag in recipe.search.restart:
+        raise RecipeError(f"{source}: {STREAM} is `{flag}` of `search.restart`, searched while the engine runs", "list one of them")
+    if STREAM not in catalogue.fields:
+        said = f"to vLLM {catalogue.engine.version} {STREAM} is told at a start alone"
+        raise RecipeError(f"{source}: {said}", f"list `{flag}` under `search.restart`")
+    if RUST in recipe.search.restart or recipe.engine.variables.get(RUST) not in (None, "", "0"):
+        raise RecipeError(f"{source}: vLLM's Rust front end has no {STREAM}", f"leave it out, or {RUST}")
+
+
+def wants_smooth(recipe: Recipe) -> bool:
+    """Whether a target names the longest gap of an answer, which only grows with the tokens that are sent at a time."""
+    return any(Latency.of(name).metric == "gap" for name in recipe.targets.latencies())
+
+
+def _smooth(listed: Mapping[str, tuple[Scalar, ...]], defaults: Point) -> dict[str, tuple[Scalar, ...]]:
+    """`listed` without larger stream intervals than the default."""
+
+    def larger(knob: str, value: Scalar) -> bool:
+        return knob in (STREAM, PLAIN[STREAM]) and isinstance(value, int) and value > _number(defaults[knob], 1)
+
+    return {knob: tuple(v for v in values if not larger(knob, v)) for knob, values in listed.items()}
+
+
+def remark(recipe: Recipe) -> list[str]:
+    """In a sentence, what a target keeps out of the search that the recipe has listed; nothing where it is nothing."""
+    named = STREAM in recipe.search.live or PLAIN[STREAM] in recipe.search.restart
+    if not named or not wants_smooth(recipe):
+        return []
+    return ["no larger stream interval is tried: a target names the longest gap, which grows with the tokens sent at a time"]
 
 
 def _order(recipe: Recipe) -> dict[str, Scalar]:
@@ -202,12 +250,13 @@ def without(point: Point, knob: str, space: Space) -> dict[str, Scalar]:
 
 
 def wide(space: Space) -> dict[str, Scalar | list[Scalar]]:
-    """Flags of the one start under which every point can be reached by narrowing."""
+    """Flags of the one start under which every point can be reached: limits that are narrowed, and the least stream interval,
+    since a request can only ask for a larger one."""
     flags: dict[str, Scalar | list[Scalar]] = {}
-    for knob in (BUDGET, CAP):
+    for knob, end in ((BUDGET, max), (CAP, max), (STREAM, min)):
         numbers = [v for v in space.values.get(knob, ()) if isinstance(v, int)]
         if numbers:
-            flags[PLAIN[knob]] = max(numbers)
+            flags[PLAIN[knob]] = end(numbers)
     return flags
 
 
@@ -241,8 +290,13 @@ def variables_of(restart: Point) -> dict[str, str | None]:
 
 
 def live_part(point: Point, space: Space) -> dict[str, Scalar]:
-    """The knobs of `point` that a running engine takes."""
+    """The knobs of `point` that need no start of their own."""
     return {knob: value for knob, value in point.items() if knob in space.values}
+
+
+def in_bunches(point: Point) -> int:
+    """How many tokens `point` has the server send at a time, where it says so; else 1."""
+    return _number(point.get(STREAM), point.get(PLAIN[STREAM]), 1)
 
 
 def changed(point: Point, space: Space) -> dict[str, Scalar]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fenno import errors
 from fenno.tune.capacity import PRECISION, Bracket, Maximize, Most
 from fenno.tune.judge import Figure, Finding, spell
-from fenno.tune.space import AGING, EDGES, POLICY, Space, changed, show
+from fenno.tune.space import AGING, EDGES, POLICY, Space, changed, in_bunches, show
 from fenno.tune.study import Trial, from_dict
 
 Outcome = Literal["met", "infeasible", "inconclusive"]
@@ -66,6 +66,8 @@ def met(trial: Trial, space: Space, confirmed: bool, apart: str = "") -> Verdict
     ordered = difference.get(POLICY) == "token_aware" or {AGING, EDGES} & {*difference}
     steered = " and fenno's scheduler: vLLM has no flag for that order" if ordered else ""
     after = f"; confirmed after a cold start with plain flags{steered}" if confirmed else ""
+    bunches = in_bunches(difference)
+    after += f"; clients get up to {bunches} tokens at a time" if bunches > 1 else ""
     return Verdict("met", f"met {by}: " + "; ".join(f.sentence() for f in findings(trial) if f.target != apart) + after, trial)
 
 

@@ -3,11 +3,12 @@
 usage: engine.py .../introspect.py [--identify]
        engine.py (.../launch.py | -m vllm.entrypoints.cli.main) serve MODEL --flags
 
-By environment: STUB_BASE_MS, STUB_REQUEST_MS, STUB_TOKEN_MS (what a step costs); STUB_VERSION, STUB_DISTRIBUTION; and faults:
-STUB_DIE=start or after so many requests, with STUB_WORDS (what it logs then) and STUB_EXIT; STUB_HANG=1; STUB_ACK=never;
-STUB_DRAIN=never; STUB_STUBBORN=1 (refuses INT and TERM, and has a child in a session of its own); STUB_STATUS=500; STUB_FAIL=2 (of
-the streamed requests every second gets a 500); STUB_FREEZE=3 (healthy, and no request after so many is answered);
-STUB_OTHER_OUTPUTS=0.5 (log-probabilities are so much less under plain flags). While the file STUB_GATE is there, no step is made.
+By environment: STUB_BASE_MS, STUB_REQUEST_MS, STUB_TOKEN_MS, STUB_EVENT_MS (what a step costs); STUB_VERSION,
+STUB_DISTRIBUTION; and faults: STUB_DIE=start or after so many requests, with STUB_WORDS (what it logs then) and STUB_EXIT;
+STUB_HANG=1; STUB_ACK=never; STUB_DRAIN=never; STUB_STUBBORN=1 (refuses INT and TERM, and has a child in a session of its own);
+STUB_STATUS=500; STUB_FAIL=2 (of the streamed requests every second gets a 500); STUB_FREEZE=3 (healthy, and no request after so
+many is answered); STUB_OTHER_OUTPUTS=0.5 (log-probabilities are so much less under plain flags). While the file STUB_GATE is there,
+no step is made.
 With --nnodes it meets the other hosts at --master-port as vLLM does: rank 0 waits for them before it answers, the others stay for
 ever, whatever becomes of rank 0. Asked to end, it finishes what is in flight within --shutdown-timeout, as vLLM does.
 VLLM_API_KEY is asked for where it is set.
@@ -57,6 +58,7 @@ FLAGS = {
     "scheduling-policy": flag("str", "fcfs", ["fcfs", "priority"]),
     "shutdown-timeout": flag("int", 0),
     "speculative-config": flag("loads"),
+    "stream-interval": flag("int", 1),
     **{
         prefix + name: flag(default=None, switch=True)
         for name in ("async-scheduling", "enable-chunked-prefill", "enable-prefix-caching", "enforce-eager", "trust-remote-code")
@@ -77,7 +79,8 @@ def introspect(identify: bool) -> None:
     }
     if not identify:
         defaults = {"max-num-batched-tokens": 2048, "max-num-seqs": 128}
-        found |= {"platform": "cpu", "flags": FLAGS, "defaults": defaults, "variables": ["VLLM_API_KEY", "VLLM_USE_RUST_FRONTEND"]}
+        variables = ["VLLM_API_KEY", "VLLM_USE_RUST_FRONTEND"]
+        found |= {"platform": "cpu", "flags": FLAGS, "defaults": defaults, "variables": variables, "fields": ["stream_interval"]}
     print(MARK + json.dumps(found), flush=True)
 
 
@@ -165,7 +168,8 @@ def serve(model: str, words: list[str]) -> None:
             simulator.mailbox = None
         say("kv_cache_utils.py:1316", "GPU KV cache size: 65,536 tokens")
         shift = float(os.environ.get("STUB_OTHER_OUTPUTS", "0")) if mailbox is None else 0.0
-        protocol = Protocol(simulator, flags.get("served-model-name", model), die, shift)
+        interval = int(flags.get("stream-interval", 1))
+        protocol = Protocol(simulator, flags.get("served-model-name", model), die, shift, interval)
         steps = asyncio.create_task(simulator.run())
         async with await asyncio.start_server(protocol.connection, flags.get("host"), int(flags["port"]), backlog=1024) as server:
             say("launcher.py:38", f"Starting vLLM server on http://{flags.get('host')}:{flags['port']}")

@@ -16,7 +16,7 @@ Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 class Protocol:
     """Answers connections. `served` counts generation requests; `worn_out` is called when more than STUB_DIE of them have come."""
 
-    def __init__(self, simulator: Simulator, model: str, worn_out: Callable[[], None], shift: float = 0.0) -> None:
+    def __init__(self, simulator: Simulator, model: str, worn_out: Callable[[], None], shift: float, interval: int) -> None:
         self.simulator, self.model, self.worn_out = simulator, model, worn_out
         self.served = 0
         limit = os.environ.get("STUB_DIE", "")
@@ -28,6 +28,7 @@ class Protocol:
         self.key = os.environ.get("VLLM_API_KEY")
         self.open = 0
         self.shift = shift
+        self.interval = interval
 
     async def connection(self, reader: Reader, writer: Writer) -> None:
         try:
@@ -93,12 +94,13 @@ class Protocol:
             return
         over = asyncio.get_running_loop().create_future()
         stream = Stream(chat, self.model, length, answer, body, writer) if body.get("stream") else None
+        interval = max(self.interval, int(body.get("stream_interval") or 1))
 
-        def token(last: bool) -> None:
-            if stream and not writer.is_closing():
-                stream.token(last)
+        def token(last: bool) -> bool:
+            sends = stream is not None and not writer.is_closing() and stream.token(last, interval)
             if last and not over.done():
                 over.set_result(None)
+            return sends
 
         def gone() -> bool:
             left = reader.at_eof() or writer.is_closing()
@@ -141,15 +143,21 @@ class Stream:
 
     def __init__(self, chat: bool, model: str, prompt: int, answer: int, body: dict[str, Any], writer: Writer) -> None:
         self.writer = writer
-        start = base(chat, model, True)
-        self.middle, self.end = (event({**start, "choices": [choice(chat, " tok", finish, True)]}) for finish in (None, "length"))
+        self.start, self.chat, self.kept, self.sent = base(chat, model, True), chat, 0, 0
+        self.end = chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
         if (body.get("stream_options") or {}).get("include_usage"):
             counts = {"prompt_tokens": prompt, "completion_tokens": answer, "total_tokens": prompt + answer}
-            self.end += event({**start, "choices": [], "usage": counts})
-        self.end += chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+            self.end = event({**self.start, "choices": [], "usage": counts}) + self.end
 
-    def token(self, last: bool) -> None:
-        self.writer.write(self.end if last else self.middle)
+    def token(self, last: bool, interval: int) -> bool:
+        """One more token. Whether an event was sent: at the first, the last, and as soon as so many are kept, as vLLM does."""
+        self.kept += 1
+        if self.sent and not last and self.kept < interval:
+            return False
+        said = choice(self.chat, " tok" * self.kept, "length" if last else None, True)
+        self.writer.write(event({**self.start, "choices": [said]}) + (self.end if last else b""))
+        self.kept, self.sent = 0, self.sent + 1
+        return True
 
 
 def event(document: dict[str, Any]) -> bytes:

@@ -1,6 +1,6 @@
 """A queue that moves like an engine's: steps that take longer the more runs in them, a cap on running requests, a token budget.
 
-It imitates, it measures nothing: what comes out follows from the three numbers in `Costs` alone. Its limits are changed while it
+It imitates, it measures nothing: what comes out follows from the four numbers in `Costs` alone. Its limits are changed while it
 runs by the same control file, mailbox and arithmetic as the real scheduler's.
 """
 
@@ -22,27 +22,29 @@ from fenno.vllm_plugin.order import Work
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds a step, for each request that runs in it, and for each prompt token."""
+    """Seconds a step, for each request that runs in it, for each prompt token, and for each event of the step before."""
 
     base: float
     request: float
     token: float
+    event: float
 
     @staticmethod
     def of_environment() -> Costs:
         return Costs(*(float(os.environ.get(f"STUB_{name}_MS", default)) / 1e3 for name, default in MILLISECONDS.items()))
 
 
-MILLISECONDS = {"BASE": "5", "REQUEST": "0.05", "TOKEN": "0.005"}
+MILLISECONDS = {"BASE": "5", "REQUEST": "0.05", "TOKEN": "0.005", "EVENT": "0"}
 
 
 @dataclass(eq=False)
 class Request:
-    """One request. `token` is called with True for the last one; `gone` says whether its client went away."""
+    """One request. `token` is called with True for the last one, and says whether an event was sent; `gone` says whether its client
+    went away."""
 
     prompt: int
     answer: int
-    token: Callable[[bool], None]
+    token: Callable[[bool], bool]
     gone: Callable[[], bool]
     arrived: float = field(default_factory=time.monotonic)
     started: float = 0.0
@@ -73,6 +75,7 @@ class Simulator:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.held = 0  # requests that run and will never end
+        self.events = 0  # of the step before
         self.counts = dict.fromkeys(("prompt_tokens", "generation_tokens", "request_success", "num_preemptions"), 0)
         names = ("time_to_first_token_seconds", "request_queue_time_seconds", "request_prefill_time_seconds")
         names += ("request_decode_time_seconds", "e2e_request_latency_seconds", "iteration_tokens_total")
@@ -99,7 +102,8 @@ class Simulator:
             tokens = sum(step.values())
             prompts = sum(count for request, count in step.items() if request.computed < request.prompt)
             costs = self.costs
-            await asyncio.sleep(costs.base + costs.request * len(step) + costs.token * prompts)
+            await asyncio.sleep(costs.base + costs.request * len(step) + costs.token * prompts + costs.event * self.events)
+            self.events = 0
             self.histograms["iteration_tokens_total"].add(tokens)
             for request, count in step.items():
                 self._advance(request, count)
@@ -151,7 +155,7 @@ class Simulator:
         request.produced += 1
         self.counts["generation_tokens"] += 1
         last = request.produced >= request.answer
-        request.token(last)
+        self.events += request.token(last)
         if last:
             self.running.remove(request)
             self.counts["request_success"] += 1

@@ -56,10 +56,13 @@ def _flag(action: argparse.Action) -> dict[str, Any]:
 
 
 def catalogue() -> dict[str, Any]:
-    """Every flag of `vllm serve` and every variable, and what this platform makes of the batch limits when nobody sets them."""
+    """Every flag of `vllm serve`, every variable, every field of a request, and what this platform makes of the batch limits when
+    nobody sets them."""
     from vllm import envs
     from vllm.engine.arg_utils import EngineArgs
     from vllm.entrypoints.cli.serve import ServeSubcommand
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest
     from vllm.platforms import current_platform
     from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -78,6 +81,7 @@ def catalogue() -> dict[str, Any]:
         "platform": current_platform.device_type,
         "flags": flags,
         "variables": sorted(envs.environment_variables),
+        "fields": sorted(CompletionRequest.model_fields.keys() & ChatCompletionRequest.model_fields.keys()),
         "defaults": {"max-num-batched-tokens": tokens.get(context), "max-num-seqs": seqs.get(context)},
     }
 
