@@ -262,6 +262,8 @@ def test_why_the_changes_helped_is_told_by_what_bound_before_and_what_binds_now(
     slow, slower = replace(trials[0], number=3, rate=10.0, limit=Limit("compute", "20 ran")), replace(trials[0], number=4, rate=5.0)
     moved = "held back by compute (20 ran); p95_ttft went from 2.36 s at 10 requests/s to 199 ms at 66.4 requests/s, and "
     assert moved in document(verdict, [slow, slower, trials[1]])["helped"]
+    unsaid = document(verdict, [replace(slow, rate=0.0), trials[1]])["helped"]
+    assert "p95_ttft went from 2.36 s to 199 ms at 66.4 requests/s" in unsaid, "a trial that was kept without its rate"
 
 
 def test_a_trial_lies_where_its_two_latencies_are() -> None:
@@ -271,6 +273,7 @@ def test_a_trial_lies_where_its_two_latencies_are() -> None:
     trials.append(replace(measured(3, 9.0, **{BUDGET: 512}), judgement={**trials[0].judgement, "notes": ["stopped early: 5 of 5"]}))
     trials.append(replace(measured(4, 0.4, **{BUDGET: 2048}), rate=3.0))
     trials[4].summary["tpot"] = {"p95": 5.0}
+    trials = [replace(trial, rate=trial.rate or 8.0) for trial in trials]
     written = render(verdicts.met(trials[1], SPACE, confirmed=False), trials)
     (part,) = re.findall(r"(?s)<h2>Trade-off</h2>.*?</section>", written)
     across = [float(x) for x in re.findall(r'<svg x="([\d.]+)%"', part)]
@@ -278,6 +281,9 @@ def test_a_trial_lies_where_its_two_latencies_are() -> None:
     assert re.findall(r'href="#trial-(\d)"', part) == ["0", "1", "2"], "neither what was stopped early nor another rate"
     assert across[0] < across[2] < across[1] and up[0] < up[2] < up[1], "pixels go down"
     assert all(9 <= x <= 98 for x in across) and "ms" in part
+    assert "At 8 requests/s; the nearer to the lower left the better" in part
+    unsaid = render(verdicts.met(trials[1], SPACE, confirmed=False), [replace(trial, rate=0.0) for trial in trials])
+    assert "The nearer to the lower left the better" in unsaid and "At 0 requests/s" not in unsaid, "kept without their rates"
     alone = [trials[0], replace(trials[0], number=1, origin="confirmation")]
     assert "Trade-off" not in render(verdicts.met(alone[1], SPACE, confirmed=True), alone), "one setting trades nothing"
 

@@ -90,7 +90,8 @@ def trade_off(trials: Sequence[Trial]) -> str:
     name = "TTFT p95 (upwards) against TPOT p95 (across)"
     picture = chart.against([(x, mark) for x, mark, _ in shown], words.milliseconds, name, height=260, left=9)
     out = "Trials at other rates, those that were stopped early, and those whose queue was not level, are left out."
-    lead = f"At {rate:g} requests/s; the nearer to the lower left the better. {out}"
+    at = f"At {rate:g} requests/s; the" if rate else "The"  # a trial that was kept without its rate has 0
+    lead = f"{at} nearer to the lower left the better. {out}"
     return section("Trade-off", tag("p", lead, class_="quiet"), tag("figure", tag("figcaption", name), picture))
 
 

@@ -195,7 +195,7 @@ def _moved(lost: Finding, before: Trial, best: Trial) -> str:
     target, after = lost.target, figure(best, lost.target)
     if lost.figure is None or after is None:
         return ""
-    was, now = (f" at {t.rate:.3g} requests/s" if before.rate != best.rate else "" for t in (before, best))
+    was, now = (f" at {t.rate:.3g} requests/s" if t.rate and before.rate != best.rate else "" for t in (before, best))
     return f"{target} went from {spell(target, lost.figure.value)}{was} to {spell(target, after.value)}{now}, and "
 
 
