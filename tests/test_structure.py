@@ -119,7 +119,7 @@ def test_a_function_can_be_seen_at_once() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
-    assert {where: lines for where, lines in lengths.items() if lines > 50} == {}
+    assert {where: lines for where, lines in lengths.items() if lines > 40} == {}
 
 
 def catches_everything(handler: ast.ExceptHandler) -> bool:

@@ -113,10 +113,8 @@ def loadtest(
         headers=header or (),
         extra_body=extra_body,
     )
-    check_step(context, step, find_capacity)
+    check_capacity(context, step, plan.workload if find_capacity else None)
     limit = quantity("--budget", units.duration, budget)
-    if find_capacity:
-        check_workload(plan.workload)
     if calibrate:
         raise typer.Exit(calibration_of(chosen, plan, folder, tokens_per_second))
     with endpoint_of(chosen, plan, folder) as (running, fitted):
@@ -193,26 +191,24 @@ def with_goal(chosen: Recipe, target: list[str] | None, needed: bool) -> Recipe:
     return chosen
 
 
-def check_step(context: typer.Context, step: float, wanted: bool) -> None:
-    """Raise `UsageError` for a factor by which no rate grows, and for what would be ignored without --find-capacity."""
+def check_capacity(context: typer.Context, step: float, of: Workload | None) -> None:
+    """Raise `UsageError` for a factor by which no rate grows, for traffic whose capacity is no one number, and without
+    --find-capacity (`of` is None) for what would be ignored."""
+    from fenno.tune import trial
+
     ignored = [name for name in ("step", "budget") if given(context, name)]
-    if ignored and not wanted:
+    if ignored and of is None:
         raise UsageError(f"--{ignored[0]} is for --find-capacity", "give both, or neither")
     if not 1 < step < math.inf:
         raise UsageError(f"--step is {step:g}", "it has to be a number of more than 1, such as 1.2")
+    if of is not None:
+        trial.check_workload(of)
 
 
 def given(context: typer.Context, name: str) -> bool:
     """Whether the command line says this, be it the default."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def check_workload(workload: Workload) -> None:
-    """Raise `UsageError` for traffic whose capacity is no one number."""
-    from fenno.tune import trial
-
-    trial.check_workload(workload)
 
 
 @contextlib.contextmanager

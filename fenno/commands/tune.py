@@ -93,10 +93,7 @@ def tune(
         goal = "-".join(filter(None, (f"most-{most}" if most else "", control)))
         opened = session.begin(ready, out=out, seed=seed, fresh=fresh, events=screen, goal=goal, storage=where, first=first)
         opened.document.update({name: value for name, value in (("control", arm), ("maximize", most)) if value})
-        console.say(f"study: {opened.place.folder}" + (" (interrupted before, going on)" if opened.place.resumed else ""))
-        if where:
-            shared = opened.document["storage"]
-            console.say(f"shared with every worker on {shared['name']} in {shared['url']}")
+        tell_begin(opened)
         opened.run.reckon = reckoning(opened.run.recipe, ready.space, ready.known)
         verdict = confirms.tune(opened.run, confirm=wanted, arm=arm)
     raise typer.Exit(tell(opened, verdict, serve=True))
@@ -153,8 +150,10 @@ def watched(chosen: Recipe, path: Path, *, out: Path, seed: int, budget: float, 
 
 
 def tell_begin(opened: Session) -> None:
-    """Where a look's records lie, and what is not as it was when the settings were found."""
-    console.say(f"study: {opened.place.folder}")
+    """Where a study's records lie, with whom it is shared, and for settings measured again what is not as when they were found."""
+    console.say(f"study: {opened.place.folder}" + (" (interrupted before, going on)" if opened.place.resumed else ""))
+    if shared := opened.document.get("storage"):
+        console.say(f"shared with every worker on {shared['name']} in {shared['url']}")
     for difference in opened.document.get("differences", []):
         console.say(f"mind: {difference}", style="yellow")
 

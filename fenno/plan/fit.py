@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from fenno import units
@@ -83,20 +84,13 @@ def setting(
     Raises `UsageError` for a layout that does not come to so many GPUs, heads that cannot be cut so, a context too long, and a
     value that no plan can be made with.
     """
-
-    def number(name: str, default: int) -> int:
-        return _number(flags, name, default)
-
+    number = partial(_number, flags)
     tp, pp, dp = _layout(flags, shape, gpus)
     dtype = _dtype(flags.get("dtype"))
     weight = bits(str(flags.get("quantization") or ""), config, dtype)
     longest = number("max-model-len", shape.longest)
     if longest > shape.longest and shape.positions != "ALiBi":
         raise UsageError(f"max-model-len {longest}, and the model has {shape.longest} positions", "lower it")
-    asked = str(flags.get("kv-cache-dtype") or "auto")
-    kept = layout.width(asked, dtype)
-    if kept is None:
-        raise UsageError(f"how many bytes a token has under kv-cache-dtype {asked} is not known here", "known are auto and fp8")
     budget, sequences = usual(device, gpus)
     space = env.get("VLLM_CPU_KVCACHE_SPACE", "") if gpus == 0 else ""
     reserved = number("kv-cache-memory-bytes", int(space) * GIB if space.isdigit() else 0)
@@ -105,7 +99,7 @@ def setting(
         dtype=dtype,
         bits=weight,
         attending=8 * dtype if _spares_attention(config) else weight,
-        kv=kept,
+        kv=_kept(flags.get("kv-cache-dtype"), dtype),
         block=number("block-size", BLOCK if gpus or shape.latent else CPU_BLOCK),
         longest=longest,
         budget=number("max-num-batched-tokens", budget),
@@ -171,6 +165,14 @@ def _dtype(asked: object) -> int:
     if asked is not None and asked not in DTYPES:
         raise UsageError(f"dtype {asked} is none that vLLM has", f"there are {', '.join(DTYPES)}")
     return loaded(asked)
+
+
+def _kept(asked: object, dtype: int) -> int:
+    """Bytes of a number in the cache, of a model whose layers have so many."""
+    found = layout.width(str(asked or "auto"), dtype)
+    if found is None:
+        raise UsageError(f"how many bytes a token has under kv-cache-dtype {asked} is not known here", "known are auto and fp8")
+    return found
 
 
 def loaded(dtype: object) -> int:
