@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-DYNSYM, GNU_HASH = 11, 0x6FFFFFF6
 FATBIN = 0xBA55ED50
 PTX = 1
 # Names that torch's libraries have to bring: c10, at, torch, caffe2.

@@ -21,7 +21,7 @@ from test_fa2 import LLAMA_3_70B, planned
 from fenno.errors import BuildError
 from fenno.fa2 import source, stubs, tiles, wheel
 from fenno.fa2.lattice import Tile, Unit, kernels, units
-from fenno.fa2.plan import CXX_FLAGS, NVCC_FLAGS, STUBS_FILE
+from fenno.fa2.plan import CXX_FLAGS, NVCC_FLAGS, STUBS_FILE, Plan
 from fenno.fa2.releases import RELEASES
 from fenno.patches import series, work
 
@@ -77,6 +77,12 @@ def options(folder: Path, extra: Path) -> list[str]:
     return [standard[0] if standard else "-std=c++17", name, *(f"-I{path}" for path in folders)]
 
 
+def symbol(unit: Unit, plan: Plan) -> str:
+    """The function that a unit defines, as `nm -C` shows it up to its arguments."""
+    scope = "flash::" if plan.release.namespaced else ""
+    return f"void {scope}{stubs.FUNCTIONS[unit.direction]}<{stubs.TYPES[unit.dtype]}, {unit.head}, {str(unit.causal).lower()}>"
+
+
 def test_the_plan_is_what_the_compilers_make(folder: Path, tmp_path: Path) -> None:
     made = planned(SMALL)
     (tmp_path / STUBS_FILE).write_text(stubs.text(made))
@@ -84,10 +90,10 @@ def test_the_plan_is_what_the_compilers_make(folder: Path, tmp_path: Path) -> No
     listing = compiled(files, folder, tmp_path)
     # The device's unit: as many kernels as planned, fewer than stock, and the one function that the host wants of it.
     assert wheel.kernels(listing["unit.o"]) == len(kernels(UNIT, RELEASE, made.off)) == 3
-    assert defined(listing["unit.o"]) == {stubs.symbol(UNIT, made)}
+    assert defined(listing["unit.o"]) == {symbol(UNIT, made)}
     # The host's unit wants every function of the release; the stubs and the plan's units define each once.
     wanted, stubbed = set(wheel.undefined(listing["api.o"])), defined(listing["stubs.o"])
-    planned_units = {stubs.symbol(unit, made) for unit in made.units}
+    planned_units = {symbol(unit, made) for unit in made.units}
     assert (len(wanted), len(stubbed), len(planned_units)) == (72, 68, 4)
     assert wanted == stubbed | planned_units
     assert not stubbed & planned_units
@@ -99,7 +105,7 @@ def test_units_with_other_tiles_define_what_upstreams_unit_does(folder: Path, tm
     (tmp_path / "tile.cu").write_text(tiles.text(UNIT, TILE, tiles.specialised(UNIT)))
     (tmp_path / "switch.cpp").write_text(tiles.switch(UNIT, (tiles.upstreams(UNIT), TILE)))
     listing = compiled({"tile.o": tmp_path / "tile.cu", "switch.o": tmp_path / "switch.cpp"}, folder, tmp_path)
-    assert [defined(text) for text in listing.values()] == [{stubs.symbol(UNIT, made)}] * 2
+    assert [defined(text) for text in listing.values()] == [{symbol(UNIT, made)}] * 2
     assert wheel.kernels(listing["tile.o"]) == 3
     assert "Flash_fwd_kernel_traits<64, 128, 64, 4," in listing["tile.o"]
     for tile in (tiles.upstreams(UNIT), TILE):

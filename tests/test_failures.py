@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fenno.engine.failures import FAILURES, again, as_dict, explain, markdown, render
+from fenno.engine.failures import FAILURES, again, explain, markdown, render
 
 ROOT = Path(__file__).parents[1]
 LOGS = sorted((ROOT / "tests" / "engine_logs").glob("*/*.log"))
@@ -146,10 +145,6 @@ def test_a_diagnosis_shows_no_key() -> None:
     ):
         found = explain(log, 2)
         assert secret not in str(found) and "***" in str(found)
-
-
-def test_a_diagnosis_becomes_json() -> None:
-    assert json.loads(json.dumps(as_dict(explain("MemoryError", 1))))["name"] == "host-memory"
 
 
 def test_the_page_is_made_from_the_table() -> None:

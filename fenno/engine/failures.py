@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -1131,11 +1131,6 @@ def again(name: str, confidence: Confidence = "certain") -> Again:
 
 
 # ---- how it is shown ----
-
-
-def as_dict(diagnosis: Diagnosis) -> dict[str, str | int | None]:
-    """The diagnosis as JSON takes it."""
-    return asdict(diagnosis)
 
 
 def render(diagnosis: Diagnosis) -> str:

@@ -20,12 +20,6 @@ def missing(plan: Plan) -> tuple[Unit, ...]:
     return tuple(unit for unit in units(plan.release.heads) if unit not in plan.units)
 
 
-def symbol(unit: Unit, plan: Plan) -> str:
-    """The function that a unit defines, as `nm -C` shows it up to its arguments."""
-    scope = "flash::" if plan.release.namespaced else ""
-    return f"void {scope}{FUNCTIONS[unit.direction]}<{TYPES[unit.dtype]}, {unit.head}, {str(unit.causal).lower()}>"
-
-
 def text(plan: Plan) -> str:
     """The C++ that defines what is missing."""
     return "\n".join(_lines(plan)) + "\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from fenno.errors import BuildError, UsageError
@@ -54,7 +53,7 @@ def make(
         "ways": [] if found.fits else fit.ways(shape, at, device, gpus),
         "request": {"prompt": prompt, "answer": answer},
         "bounds": _bounds(shape, at, device, batch, prompt, answer) if found.fits else {},
-        "knobs": _knobs(flags, at, batch, gpus) if found.fits else {},
+        "knobs": _knobs(at, batch, gpus) if found.fits else {},
         "notes": [
             *notes(shape, at, config, str(recipe.engine.model)),
             *_unknown(recipe),
@@ -134,7 +133,7 @@ def _bounds(shape: Shape, at: Setting, device: Device, batch: int, prompt: float
     return {name: {"seconds": it.seconds, "rate": it.rate, "by": it.by} for name, it in found.items() if it} | {"batch": batch}
 
 
-def _knobs(flags: Mapping[str, Any], at: Setting, batch: int, gpus: int) -> dict[str, Any]:
+def _knobs(at: Setting, batch: int, gpus: int) -> dict[str, Any]:
     """The first guess, in flags; `fenno tune` goes on from there."""
     sizes = dict(zip(PARALLEL, (at.tp, at.pp, at.dp), strict=True))
     share = {memory.FLAG: at.share} if gpus and at.reserved is None else {}

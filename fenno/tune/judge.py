@@ -55,11 +55,6 @@ class Judgement:
     def score(self) -> float:
         return max((f.ratio for f in self.findings), default=0.0)
 
-    @property
-    def binding(self) -> Finding | None:
-        """The target that is furthest from being met."""
-        return max(self.findings, key=lambda f: f.ratio, default=None)
-
     def as_dict(self) -> dict[str, Any]:
         return {"state": self.state, "score": self.score, "findings": [asdict(f) for f in self.findings], "notes": list(self.notes)}
 
