@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stub.harness import Place
 from stub.waiting import until
 
 from fenno import process
+from fenno import recipe as recipes
 from fenno.engine import server
 from fenno.engine.server import Server
 from fenno.errors import EngineError
@@ -55,6 +57,45 @@ def test_an_engine_that_has_said_nothing_by_the_deadline_hangs(tmp_path: Path, m
     with engine(tmp_path, []) as running, pytest.raises(EngineError, match="the engine hangs: a request alone on it") as raised:
         bench.until_answer(running, time.monotonic())
     assert raised.value.stage == "load"
+
+
+# Of vLLM 0.24.0's and 0.26.0's log on an H200, and 0.26.0's under `enforce-eager`, what is between left out.
+LOGGED = """\
+(APIServer pid=1) INFO 11-30 [utils.py:233] non-default args: {{'cudagraph_mode': None, 'max_cudagraph_capture_size': None}}
+(EngineCore pid=2) INFO 11-30 [core.py:114] Initializing a V1 LLM engine (v0.24.0) with config: model='m', compilation_config={{\
+'mode': <CompilationMode.VLLM_COMPILE: 3>, 'cudagraph_mode': <CUDAGraphMode.{}>, 'cudagraph_num_of_warmups': 1, \
+'cudagraph_capture_sizes': [1, 2, 4], 'max_cudagraph_capture_size': {}, 'local_cache_dir': None}}, kernel_config=KernelConfig()
+"""
+
+
+@pytest.mark.parametrize(
+    ("mode", "size", "found"),
+    [
+        ("FULL_AND_PIECEWISE: (2, 1)", 512, 512),
+        ("PIECEWISE: 1", 256, 256),
+        ("FULL_DECODE_ONLY: (2, 0)", 512, None),
+        ("NONE: 0", 0, None),
+        ("NONE: 0", None, None),
+    ],
+)
+def test_the_largest_cuda_graph_of_a_step_with_prompts_is_read_from_the_engines_log(
+    mode: str, size: int | None, found: int | None
+) -> None:
+    assert server.graphs_of(LOGGED.format(mode, size)) == found
+    assert server.graphs_of(LOGGED.format("FULL_AND_PIECEWISE: (2, 1)", 128) + LOGGED.format(mode, size)) == found, "the last start"
+    assert server.graphs_of("") is None
+
+
+def test_an_engine_on_a_cpu_has_no_cuda_graphs() -> None:
+    assert server.graphs_of((Path(__file__).parent / "engine_logs" / "healthy_vllm032_cpu.log").read_text()) is None
+
+
+@pytest.mark.parametrize("reach", [512, None])
+def test_what_a_started_engine_says_of_its_cuda_graphs_is_known_of_it(tmp_path: Path, reach: int | None) -> None:
+    place = Place(tmp_path)
+    chosen = recipes.load(place.recipe(env={"STUB_GRAPHS": reach} if reach else {}))
+    with server.serving(chosen, tmp_path / "engine", grace=0.1) as running:
+        assert running.graphs == reach
 
 
 SPAWNED = ["python", "-c", "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)", "--multiprocessing-fork"]

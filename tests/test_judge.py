@@ -277,6 +277,109 @@ def test_what_makes_steps_long_is_what_their_bytes_and_products_need_at_least_or
     assert waiting.name == "queue" and needs in waiting.evidence
 
 
+CAPTURED = Load(running=243, waiting=0, in_flight=243, step_tokens=900, steps=Steps(0.0326, 620, 243, 300), graphs=512)
+LAUNCHES = "a step took {} of at most 2048 tokens, and beyond the 512 that CUDA graphs reach to"
+LAUNCHES += " the host launches its kernels one by one"
+TOOK = ", 32.6 ms of 620 tokens, for which H200 needs at least 4 ms for its bytes and 2 ms for its products"
+IDLE, BUSY = Roofline("H200", 0.004, 0.002), Roofline("H200", 0.004, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("load", "roofline", "name"),
+    [
+        (CAPTURED, IDLE, "overhead"),
+        (CAPTURED, None, "overhead"),
+        (CAPTURED, BUSY, "compute"),
+        # A full batch and a queue come of steps that are launched slowly, where it is known that they are.
+        (replace(CAPTURED, waiting=458, in_flight=701), IDLE, "overhead"),
+        (replace(CAPTURED, waiting=458, in_flight=701), None, "sequences"),
+        (replace(CAPTURED, running=241, waiting=2), None, "sequences"),
+        (replace(CAPTURED, running=120, waiting=2, in_flight=122), None, "overhead"),
+        (replace(CAPTURED, running=120, waiting=2, in_flight=122), BUSY, "queue"),
+        (replace(CAPTURED, waiting=None, step_tokens=None), IDLE, "overhead"),
+        (replace(CAPTURED, server_cpu=1.04), IDLE, "front end"),
+    ],
+)
+def test_steps_beyond_the_cuda_graphs_are_overhead_unless_something_else_is_known_to_bind(
+    load: Load, roofline: Roofline | None, name: str
+) -> None:
+    found = diagnose(load, {BUDGET: 2048, CAP: 256}, roofline)
+    assert (found.name, found.graphs) == (name, 512 if name == "overhead" else None)
+    if name == "overhead":
+        assert found.evidence == LAUNCHES.format(int(load.step_tokens or 620)) + (TOOK if roofline else "")
+
+
+@pytest.mark.parametrize(
+    ("load", "point"),
+    [
+        (replace(CAPTURED, graphs=None), {BUDGET: 2048}),
+        (replace(CAPTURED, graphs=1024), {BUDGET: 2048}),
+        # A prompt that was read in several steps is counted in the last of them.
+        (CAPTURED, {BUDGET: 512}),
+        (CAPTURED, {CAP: 256}),
+    ],
+)
+def test_steps_within_the_cuda_graphs_or_of_unknown_size_are_what_they_were(load: Load, point: dict[str, Scalar]) -> None:
+    assert [diagnose(load, point, roofline).graphs for roofline in (None, IDLE)] == [None, None]
+    assert diagnose(load, point) == Limit(UNTOLD, "243 requests ran and 0 waited: steps take long")
+
+
+GRAPHED = Space(
+    {BUDGET: (256, 512, 2048, 8192), CAP: (128, 512, 1024)},
+    {BUDGET: 8192, CAP: 1024, "max-cudagraph-capture-size": None, "async-scheduling": None, "stream-interval": 1},
+    {"stream-interval": (8,), "max-cudagraph-capture-size": (2048,), "async-scheduling": (True,)},
+)
+
+
+@pytest.mark.parametrize(
+    ("budget", "cap", "reach", "found"),
+    [
+        (8192, 128, 512, {BUDGET: 512, CAP: 128}),
+        (8192, 512, 512, {BUDGET: 512, CAP: 512}),
+        (8192, 1024, 512, {BUDGET: 512, CAP: 512}),
+        (2048, 1024, 300, {BUDGET: 256, CAP: 128}),
+        (8192, 1024, 1500, {BUDGET: 512, CAP: 512}),
+        (8192, 1024, 128, None),
+        (8192, 1024, None, None),
+    ],
+)
+def test_where_steps_are_beyond_the_cuda_graphs_the_first_move_is_the_largest_budget_within_and_no_more_sequences(
+    budget: int, cap: int, reach: int | None, found: dict[str, Scalar] | None
+) -> None:
+    point = {**GRAPHED.defaults, BUDGET: budget, CAP: cap}
+    best = Tried(point, 2.0, Limit("overhead", "steps are launched", reach))
+    first = by_rule([best], GRAPHED)
+    assert propose.inside_graphs(best, GRAPHED) == ({**point, **found} if found else None)
+    assert first is not None
+    if found:
+        assert first.point == {**point, **found}
+        assert first.why == "overhead: steps are launched; take no more tokens a step than they reach to"
+        then = by_rule([best], GRAPHED, [first.point])
+        assert then is not None and then.point not in (point, first.point), "the rules go on where that did not help"
+    else:
+        assert first.point[BUDGET] == budget and first.point[CAP] != cap
+
+
+@pytest.mark.parametrize(
+    ("name", "reach", "unlisted", "order"),
+    [
+        ("overhead", 512, (), ["max-cudagraph-capture-size", "async-scheduling", "stream-interval"]),
+        ("overhead", None, (), ["async-scheduling", "stream-interval", "max-cudagraph-capture-size"]),
+        ("compute", None, (), ["stream-interval", "async-scheduling", "max-cudagraph-capture-size"]),
+        ("overhead", 512, ("max-cudagraph-capture-size",), ["max-cudagraph-capture-size", "async-scheduling", "stream-interval"]),
+        ("compute", None, ("max-cudagraph-capture-size",), ["stream-interval", "async-scheduling"]),
+    ],
+)
+def test_larger_cuda_graphs_are_the_first_start_where_steps_are_beyond_them_and_unless_asked_for_no_start_elsewhere(
+    name: str, reach: int | None, unlisted: tuple[str, ...], order: list[str]
+) -> None:
+    where, seen, found = replace(GRAPHED, unlisted=unlisted), [dict(GRAPHED.defaults)], []
+    while (start := next_restart([Tried(dict(where.defaults), 2.0, Limit(name, "", reach))], where, seen)) is not None:
+        seen.append(start.point)
+        found += [knob for knob in where.restart if start.point[knob] != where.defaults[knob]]
+    assert found == order
+
+
 def test_where_memory_binds_a_step_takes_more_prompt_tokens_and_elsewhere_runs_fewer_requests() -> None:
     here = {**WHERE.defaults, BUDGET: 2048}
 
@@ -411,12 +514,14 @@ def test_a_trial_that_ends_early_has_a_figure_beyond_the_target_that_it_missed()
     # Two windows: the first one's answers are in time, and then the queue has grown.
     start = time.monotonic() - 12.0
     answers = [answer(sent=start + i / 20, first=start + i / 20 + (0.1 if i < 200 else 1.5)) for i in range(240)]
-    observed = trial._Observed(chosen, Plan(url="http://127.0.0.1", model="m", workload=chosen.workload, rate=20.0, duration=30.0))
+    plan = Plan(url="http://127.0.0.1", model="m", workload=chosen.workload, rate=20.0, duration=30.0)
+    observed = trial._Observed(chosen, plan, graphs=512)
     watch = SimpleNamespace(seen=lambda: Seen())
     judgement = observed.look(answers, ClientState(start=start), watch)  # type: ignore[arg-type]
     assert judgement is not None and judgement.state == "missed" and "stopped early: " in judgement.notes[0]
     late = next(each for each in judgement.findings if each.target == "p95_ttft")
     assert late.state == "missed" and late.figure is not None and late.figure.value > 0.8
+    assert observed.measured(judgement, Seen(), 12.0).load.graphs == 512, "what the engine said at its start goes with it"
 
 
 def test_a_trial_during_which_the_host_stood_still_has_missed_nothing() -> None:

@@ -202,6 +202,29 @@ def test_a_recipe_that_lists_no_flags_of_the_start_may_get_more_http_processes_b
     assert on(128, **{"stream-interval": [8]}).restart == {"stream-interval": (8,)}, "a list is the whole list"
 
 
+def graphed(platform: str = "cuda", budget: int = 8192, cap: int = 1024, flags: Any = None, **search: Any) -> spaces.Space:
+    has = {name: Flag("int", None, None, False) for name in ("max-cudagraph-capture-size", "stream-interval")}
+    limits = {"max-num-batched-tokens": budget, "max-num-seqs": cap}
+    known = Catalogue(Identity("python", "vllm", "0.24.0", "3.11", None, ""), platform, has, limits)
+    chosen = {"name": "one", "engine": {"model": "m", "flags": flags or {}}, "search": search}
+    return spaces.build(recipe.Recipe.model_validate(chosen), known, 1)
+
+
+def test_beside_a_gpu_a_budget_as_large_as_the_cuda_graphs_is_tried_and_graphs_as_large_as_the_budget_where_they_bind() -> None:
+    space, flag = graphed(), "max-cudagraph-capture-size"
+    assert space.values[spaces.BUDGET] == (512, 2048, 4096, 8192, 16384)
+    assert (space.restart, space.unlisted, space.defaults[flag]) == ({flag: (2048,)}, (flag,), None)
+    assert graphed(budget=1024).restart == {flag: (1024,)}
+    small = graphed(budget=512)
+    assert (small.values[spaces.BUDGET], small.restart, small.graphs) == ((128, 256, 512, 1024), {}, 512)
+    assert graphed(cap=64).values[spaces.BUDGET][0] == 128, "twice the sequences"
+    asked = graphed(restart={"stream-interval": [8], flag: [4096]})
+    assert (asked.restart, asked.unlisted) == ({"stream-interval": (8,), flag: (4096,)}, ()), "a list is the whole list"
+    said: list[dict[str, Any]] = [{"enforce-eager": True}, {"compilation-config.cudagraph_mode": "NONE"}]
+    for none in (graphed("cpu"), *(graphed(flags=flags) for flags in said)):
+        assert (none.graphs, none.restart, none.values[spaces.BUDGET]) == (None, {}, (2048, 4096, 8192, 16384))
+
+
 def test_a_key_of_a_flag_can_be_searched_as_a_flag_is() -> None:
     space = on(1, **{"stream-interval.of": [8]})
     assert space.restart == {"stream-interval.of": (8,)} and space.defaults["stream-interval.of"] is None

@@ -37,12 +37,16 @@ _STAGES = (
     ("capturing CUDA graphs", re.compile(r"Capturing CUDA graph|Graph capturing")),
     ("starting the HTTP server", re.compile(r"Starting vLLM server|Started server process")),
 )
+# From the configuration that the engine core logs at its start, with what vLLM has made of every setting.
+_GRAPHS = re.compile(r"'cudagraph_mode': <CUDAGraphMode\.(\w+):.*'max_cudagraph_capture_size': (\w+)")
+_MIXED = ("PIECEWISE", "FULL", "FULL_AND_PIECEWISE")
 
 
 @dataclass
 class Server:
     """A running engine. `url` has no trailing slash; `began` is when its start did, on the monotonic clock; `seconds` is how long
-    that took; `control` is its live control file; `headers` go with every request to it."""
+    that took; `control` is its live control file; `headers` go with every request to it; `graphs`: tokens of the largest step, with
+    prompts in it, that it has as a CUDA graph, None where it has none or does not say."""
 
     recipe: Recipe
     url: str
@@ -55,6 +59,7 @@ class Server:
     catalogue: catalogue.Catalogue | None = None
     control: Path | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    graphs: int | None = None
 
     @property
     def log(self) -> Path:
@@ -266,6 +271,12 @@ def stage_of(log: str) -> str:
     return next(name for name, pattern in reversed(_STAGES) if pattern.search(log))
 
 
+def graphs_of(log: str) -> int | None:
+    """Tokens of the largest step, with prompts in it, that the engine of the last start in a log captures as a CUDA graph."""
+    mode, size = next(iter(_GRAPHS.findall(log)[-1:]), ("NONE", "0"))
+    return int(size) if mode in _MIXED and size.isdigit() else None
+
+
 def until_ready(server: Server, progress: Progress = lambda _: None, starter: process.Child | None = None) -> None:
     """Wait until a real one-token request is answered. Raises `EngineError` when the engine dies, or takes too long from its start.
 
@@ -289,6 +300,7 @@ def until_ready(server: Server, progress: Progress = lambda _: None, starter: pr
             server.model = served_model(server)
             one_token(server)
             server.seconds = time.monotonic() - server.began
+            server.graphs = graphs_of(read_log(server.log))
             return
         except http.Refused as error:
             if error.status not in (None, 404, 503):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from fenno.recipe import Scalar
 from fenno.tune import space as spaces
-from fenno.tune.space import AGING, BUDGET, CAP, EDGES, POLICY, STREAM, Space
+from fenno.tune.space import AGING, BUDGET, CAP, EDGES, GRAPHS, POLICY, STREAM, Space
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,17 @@ class Load:
     in_flight: float | None = None
     server_cpu: float | None = None  # cores that the one HTTP process took
     steps: Steps | None = None
+    graphs: int | None = None  # tokens of the largest step that is a CUDA graph
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What holds a point back, and the evidence in one sentence."""
+    """What holds a point back, and the evidence in one sentence. `graphs`: where it is that steps take more tokens than CUDA graphs
+    reach to, so many these are."""
 
     name: str
     evidence: str
+    graphs: int | None = None
 
     @property
     def help(self) -> str:
@@ -103,13 +106,31 @@ def diagnose(load: Load, point: spaces.Point, roofline: Roofline | None = None) 
     if (load.server_cpu or 0.0) > BUSY:
         return Limit("front end", f"the one HTTP process took {load.server_cpu:.2f} processor cores")
     cap, budget = point.get(CAP), point.get(BUDGET)
+    name, took = bound(load.steps, roofline)
+    beyond = beyond_graphs(load, budget)
+    # Slow steps fill the seats and the queue: both are what comes of it.
+    if beyond and name == "overhead":
+        return Limit(name, beyond + took, load.graphs)
     if waiting >= 1 and isinstance(cap, int) and running >= 0.9 * cap:
         return Limit("sequences", f"{waiting:.0f} requests waited while {running:.0f} of at most {cap} ran")
     if waiting >= 1 and isinstance(budget, int) and (load.step_tokens or 0.0) >= 0.8 * budget:
         return Limit("budget", f"{waiting:.0f} requests waited; a step took {load.step_tokens:.0f} of at most {budget} tokens")
+    if beyond and name == UNTOLD:
+        return Limit("overhead", beyond, load.graphs)
     waited = f"{waiting:.2g}" if waiting < 1 else f"{waiting:.0f}"
-    name, took = bound(load.steps, roofline)
     return Limit("queue" if waiting else name, f"{running:.0f} requests ran and {waited} waited: steps take long{took}")
+
+
+def beyond_graphs(load: Load, budget: Scalar) -> str:
+    """That one step in ten, or the mean one, is too large for any CUDA graph; empty where it is not so, or not known.
+
+    The engine counts a prompt that it has read in several steps whole in the last of them.
+    """
+    taken = max(load.step_tokens or 0.0, load.steps.tokens if load.steps else 0.0)
+    if not load.graphs or not isinstance(budget, int) or min(taken, budget) <= load.graphs:
+        return ""
+    size = f"a step took {min(taken, budget):.0f} of at most {budget} tokens"
+    return f"{size}, and beyond the {load.graphs} that CUDA graphs reach to the host launches its kernels one by one"
 
 
 def bound(steps: Steps | None, roofline: Roofline | None) -> tuple[str, str]:
@@ -136,7 +157,8 @@ HELP = {
     "memory": "a smaller `gpu-memory-utilization` or `kv-cache-memory-bytes`",
     "memory bandwidth": f"more prompt tokens a step, which cost it little; {_GPUS}; fewer bits, which change answers",
     "compute": f"fewer prompt tokens a step, prefix caching where prompts begin alike; {_GPUS}; FP8, which changes answers",
-    "overhead": "CUDA graphs as large as the batch (`max-cudagraph-capture-size`), `async-scheduling`, a faster processor",
+    "overhead": "steps no larger than CUDA graphs reach (`max-num-batched-tokens`), or graphs as large as the steps"
+    " (`max-cudagraph-capture-size`), `async-scheduling`, a faster processor",
     UNTOLD: f"fewer sequences or prompt tokens a step; {_GPUS}",
 }
 
@@ -177,6 +199,9 @@ def by_rule(tried: Sequence[Tried], space: Space, seen: Sequence[spaces.Point] =
     """
     seen = [*seen, *(t.point for t in tried)]
     for best in sorted(tried, key=lambda t: t.score)[:2]:
+        inside = inside_graphs(best, space)
+        if inside and inside not in seen:
+            return Proposal(inside, f"{best.limit.name}: {best.limit.evidence}; take no more tokens a step than they reach to")
         for knob, up in _MOVES.get(best.limit.name, ()):
             for value in _moves(space, best.point, knob, up):
                 point = spaces.canonical({**best.point, knob: value}, space)
@@ -185,7 +210,21 @@ def by_rule(tried: Sequence[Tried], space: Space, seen: Sequence[spaces.Point] =
     return None
 
 
-def _moves(space: Space, point: spaces.Point, knob: str, up: bool | None) -> list[Scalar]:
+def inside_graphs(best: Tried, space: Space) -> dict[str, Scalar] | None:
+    """`best` with the largest budget whose every step is a CUDA graph, and no more sequences than it has tokens for: without any
+    prompt a step has one of each. None where that is not what holds it back, or no such budget is in the space."""
+    reach = best.limit.graphs or 0
+    budgets = [v for v in space.neighbours(BUDGET, best.point.get(BUDGET), up=False) if v <= reach]
+    if not budgets:
+        return None
+    point = {**best.point, BUDGET: budgets[0]}
+    caps = [v for v in space.neighbours(CAP, best.point.get(CAP), up=False) if v <= budgets[0]]
+    if caps and not spaces.legal(point):
+        point[CAP] = caps[0]
+    return spaces.canonical(point, space) if spaces.legal(point) else None
+
+
+def _moves(space: Space, point: spaces.Point, knob: str, up: bool | None) -> Sequence[Scalar]:
     if knob not in space.values:
         return []
     if up is None:
@@ -205,15 +244,15 @@ _RESTARTS = {
     "front end": ("api-server-count", "VLLM_USE_RUST_FRONTEND", "stream-interval"),
     "kv": _MEMORY,
     "memory": _MEMORY,
-    "overhead": ("async-scheduling", "max-cudagraph-capture-size", "performance-mode"),
+    "overhead": ("async-scheduling", "performance-mode"),
 }
 
 
 def next_restart(
     tried: Sequence[Tried], space: Space, seen: Sequence[spaces.Point], refused: Sequence[spaces.Point] = ()
 ) -> Proposal | None:
-    """The best point so far under one more restart flag moved: those that its limit names first, then those whose starts take
-    less. None when all were tried.
+    """The best point so far under one more restart flag moved: those that its limit names first, larger CUDA graphs where its steps
+    are beyond them, then those whose starts take less. None when all were tried.
 
     `seen`: points, failed ones too; a setting of restart flags that one of them had is not proposed again. `refused`: points with
     which no engine started; none with the same flags among others is proposed either.
@@ -223,8 +262,10 @@ def next_restart(
     best = min(tried, key=lambda t: t.score)
     before = [spaces.restart_part(point, space) for point in seen]
     never = [part for point in refused if (part := spaces.restart_part(point, space))]
-    named = [knob for knob in _RESTARTS.get(best.limit.name, ()) if knob in space.restart]
-    others = sorted((knob for knob in space.restart if knob not in named), key=lambda knob: knob not in _QUICK)
+    larger = (GRAPHS,) if best.limit.graphs else ()
+    named = [knob for knob in (*larger, *_RESTARTS.get(best.limit.name, ())) if knob in space.restart]
+    left = [knob for knob in space.restart if knob not in named and knob not in space.unlisted]
+    others = sorted(left, key=lambda knob: knob not in _QUICK)
     for knob in (*named, *others):
         for value in space.restart[knob]:
             point = {**best.point, knob: value}

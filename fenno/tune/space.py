@@ -24,7 +24,7 @@ STREAM = "stream_interval"  # tokens that the server sends at a time
 
 CARRIED = (STREAM,)  # the live knobs that no engine is set to: each request has them in its body
 
-SERVERS, RUST = "api-server-count", "VLLM_USE_RUST_FRONTEND"
+SERVERS, RUST, GRAPHS = "api-server-count", "VLLM_USE_RUST_FRONTEND", "max-cudagraph-capture-size"
 
 POLICIES = ("fcfs", "token_aware")  # those that a recipe's `scheduler` can ask for
 
@@ -39,18 +39,22 @@ PLAIN = {
 @dataclass(frozen=True)
 class Space:
     """`values` by live knob, ascending where they are numbers; `restart`: the same for flags and environment variables that need a
-    new start, in the order of trying; `defaults` of both is what the engine does when nobody sets anything."""
+    new start, in the order of trying; `defaults` of both is what the engine does when nobody sets anything; `unlisted`: those of
+    `restart` that nobody asked for, tried only where what binds names them; `graphs`: tokens of the largest CUDA graph that vLLM
+    is taken to capture at the wide start, None on a CPU and where the recipe says what is captured."""
 
     values: Mapping[str, tuple[Scalar, ...]]
     defaults: Point
     restart: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)
+    unlisted: tuple[str, ...] = ()
+    graphs: int | None = None
 
     @property
     def every(self) -> dict[str, tuple[Scalar, ...]]:
         """The values of all knobs, live ones first; of one of the start its default too."""
         return {**self.values, **{knob: (self.defaults[knob], *others) for knob, others in self.restart.items()}}
 
-    def neighbours(self, knob: str, value: Scalar, up: bool) -> list[Scalar]:
+    def neighbours(self, knob: str, value: Scalar, up: bool) -> list[int | float]:
         """The values of `knob` beyond `value` in one direction, nearest first."""
         numbers = [v for v in self.values.get(knob, ()) if isinstance(v, int | float)]
         here = value if isinstance(value, int | float) else 0
@@ -66,6 +70,7 @@ def build(recipe: Recipe, catalogue: Catalogue, cores: int = 1) -> Space:
     flags = recipe.engine.flags
     budget = _number(flags.get(PLAIN[BUDGET]), catalogue.defaults.get(PLAIN[BUDGET]), 2048)
     cap = _number(flags.get(PLAIN[CAP]), catalogue.defaults.get(PLAIN[CAP]), 256)
+    graphs = _graphs(recipe, catalogue, cap)
     defaults: dict[str, Scalar] = {
         BUDGET: budget,
         CAP: min(cap, budget),
@@ -76,20 +81,21 @@ def build(recipe: Recipe, catalogue: Catalogue, cores: int = 1) -> Space:
         **_order(recipe),
     }
     listed: dict[str, list[Scalar]] = dict(recipe.search.live) or {
-        BUDGET: [max(1, budget * n // 4) for n in (1, 2, 4, 8)],
+        BUDGET: [*(max(1, budget * n // 4) for n in (1, 2, 4, 8)), *([min(graphs, budget)] if graphs else [])],
         CAP: [max(1, cap * n // 8) for n in (1, 2, 4, 8)],
         POLICY: ["fcfs", "token_aware"],
     }
     _check_listed(listed, defaults, recipe, catalogue)
     values = {knob: _ordered({_checked(knob, value) for value in (*given, defaults[knob])}) for knob, given in listed.items()}
     restart: dict[str, tuple[Scalar, ...]] = {}
-    for name, given in (recipe.search.restart or _front_end(catalogue, cores)).items():
+    unlisted = {} if recipe.search.restart else _larger_graphs(graphs, budget)
+    for name, given in (recipe.search.restart or {**_front_end(catalogue, cores), **unlisted}).items():
         taken = _restart(name, given, recipe, catalogue)
         defaults[name] = _at_start(name, recipe, catalogue)
         restart[name] = tuple(v for v in taken if v != defaults[name])
     if wants_smooth(recipe):
         values, restart = _smooth(values, defaults), _smooth(restart, defaults)
-    return Space(values, {knob: defaults[knob] for knob in (*listed, *restart)}, restart)
+    return Space(values, {knob: defaults[knob] for knob in (*listed, *restart)}, restart, tuple(unlisted), graphs)
 
 
 def _check_listed(listed: Mapping[str, Sequence[Scalar]], defaults: Point, recipe: Recipe, catalogue: Catalogue) -> None:
@@ -177,6 +183,25 @@ def _front_end(catalogue: Catalogue, cores: int) -> dict[str, list[Scalar]]:
     the engine's own cores."""
     processes = min(4, cores // 4)
     return {SERVERS: [processes]} if processes > 1 and catalogue.platform != "cpu" and SERVERS in catalogue.flags else {}
+
+
+# Tokens of the largest step that vLLM captures as a CUDA graph by itself (0.24 to 0.32; in 0.32 twice as many on Blackwell), and
+# that a start of the search has captured: every 16 tokens more are one more graph, in seconds and in memory.
+CAPTURED, LARGEST = 512, 2048
+
+
+def _graphs(recipe: Recipe, catalogue: Catalogue, cap: int) -> int | None:
+    """Tokens of the largest CUDA graph of a wide start, `cap` being the default of the sequences; None where there is none, or the
+    recipe has settings of its own."""
+    own = [name for name in recipe.engine.flags if "cudagraph" in name or name.startswith(("enforce-eager", "compilation-config"))]
+    if own or catalogue.platform != "cuda" or GRAPHS not in catalogue.flags:
+        return None
+    return min(2 * max([cap, *(v for v in recipe.search.live.get(CAP, ()) if isinstance(v, int))]), CAPTURED)
+
+
+def _larger_graphs(graphs: int | None, budget: int) -> dict[str, list[Scalar]]:
+    """Larger ones, for where steps are beyond `graphs`."""
+    return {GRAPHS: [min(budget, LARGEST)]} if graphs and graphs < budget else {}
 
 
 def _restart(name: str, given: Sequence[Scalar], recipe: Recipe, catalogue: Catalogue) -> list[Scalar]:

@@ -125,7 +125,7 @@ def measure(recipe: Recipe, server: Server, plan: Plan, folder: Path, progress: 
     """
     started = time.monotonic()
     overdue = started + load.START + plan.warmup + (plan.duration or 0.0) + plan.timeout
-    observed, counted = _Observed(recipe, plan), None
+    observed, counted = _Observed(recipe, plan, server.graphs), None
     with watches.watching(server, folder, LOOK) as watch, load.running(plan, folder) as running:
         while not running.poll():
             server.check("load")
@@ -184,8 +184,8 @@ class _Observed:
     """The looks at one trial. A look counts the requests that were due in the first windows, once every one of them has ended:
     so nothing is censored, and the load stays up meanwhile."""
 
-    def __init__(self, recipe: Recipe, plan: Plan) -> None:
-        self.recipe, self.plan = recipe, plan
+    def __init__(self, recipe: Recipe, plan: Plan, graphs: int | None = None) -> None:
+        self.recipe, self.plan, self.graphs = recipe, plan, graphs
         self.limits = figures.goodput_limits(recipe.targets.latencies())
         self.seconds = (plan.duration or 0.0) / LOOKS
         self.looks = 0
@@ -234,7 +234,8 @@ class _Observed:
         judgement = replace(judgement, notes=(*judgement.notes, *fit.reasons))
         requests = Requests.of(self.records)
         summary = figures.summarize(requests, self.window, self.limits)
-        return Measured(judgement, summary, engine_load(inside, self.records, self.client.in_flight_mean), fit.valid, seconds)
+        load = replace(engine_load(inside, self.records, self.client.in_flight_mean), graphs=self.graphs)
+        return Measured(judgement, summary, load, fit.valid, seconds)
 
     def _take(self, records: Sequence[Record], window: tuple[float, float]) -> None:
         self.records = [replace(r, phase="counted") for r in sorted(records, key=lambda r: r.scheduled)]

@@ -166,7 +166,8 @@ def document(verdict: Verdict, space: Space, trials: Sequence[Trial]) -> dict[st
 
 def _limit(best: Trial | None) -> dict[str, Any]:
     """What holds the point that is spoken of back, and what would help."""
-    return {"limit": {**asdict(best.limit), "help": best.limit.help}} if best and best.limit else {}
+    limit = best.limit if best else None
+    return {"limit": {"name": limit.name, "evidence": limit.evidence, "help": limit.help}} if limit else {}
 
 
 def _helped(verdict: Verdict, space: Space, trials: Sequence[Trial]) -> dict[str, Any]:

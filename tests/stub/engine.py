@@ -4,11 +4,11 @@ usage: engine.py .../introspect.py [--identify]
        engine.py (.../launch.py | -m vllm.entrypoints.cli.main) serve MODEL --flags
 
 By environment: STUB_BASE_MS, STUB_REQUEST_MS, STUB_TOKEN_MS, STUB_EVENT_MS (what a step costs); STUB_VERSION,
-STUB_DISTRIBUTION; and faults: STUB_DIE=start or after so many requests, with STUB_WORDS (what it logs then) and STUB_EXIT;
-STUB_HANG=1; STUB_ACK=never; STUB_DRAIN=never; STUB_STUBBORN=1 (refuses INT and TERM, and has a child in a session of its own);
-STUB_STATUS=500; STUB_FAIL=2 (of the streamed requests every second gets a 500); STUB_FREEZE=3 (healthy, and no request after so
-many is answered); STUB_OTHER_OUTPUTS=0.5 (log-probabilities are so much less under plain flags). While the file STUB_GATE is there,
-no step is made.
+STUB_DISTRIBUTION; STUB_GRAPHS=512 (what it says that CUDA graphs reach to); and faults: STUB_DIE=start or after so many requests,
+with STUB_WORDS (what it logs then) and STUB_EXIT; STUB_HANG=1; STUB_ACK=never; STUB_DRAIN=never; STUB_STUBBORN=1 (refuses INT and
+TERM, and has a child in a session of its own); STUB_STATUS=500; STUB_FAIL=2 (of the streamed requests every second gets a 500);
+STUB_FREEZE=3 (healthy, and no request after so many is answered); STUB_OTHER_OUTPUTS=0.5 (log-probabilities are so much less under
+plain flags). While the file STUB_GATE is there, no step is made.
 With --nnodes it meets the other hosts at --master-port as vLLM does: rank 0 waits for them before it answers, the others stay for
 ever, whatever becomes of rank 0. Asked to end, it finishes what is in flight within --shutdown-timeout, as vLLM does.
 VLLM_API_KEY is asked for where it is set.
@@ -100,6 +100,13 @@ def read(words: list[str]) -> dict[str, str]:
     return given
 
 
+def graphs() -> str:
+    """What it says of its CUDA graphs: of vLLM's configuration, as a CPU and a GPU log it, those two settings."""
+    size = os.environ.get("STUB_GRAPHS")
+    mode = "FULL_AND_PIECEWISE: (2, 1)" if size else "NONE: 0"
+    return f"{{'cudagraph_mode': <CUDAGraphMode.{mode}>, 'max_cudagraph_capture_size': {size}}}"
+
+
 def misbehave() -> None:
     """The faults of a start."""
     if os.environ.get("STUB_STUBBORN"):
@@ -142,7 +149,7 @@ def serve(model: str, words: list[str]) -> None:
     say("utils.py:233", f"non-default args: {{'model_tag': '{model}'}}")
     say("model.py:549", "Resolved architecture: MixtralForCausalLM")
     misbehave()
-    say("core.py:93", "Initializing a V1 LLM engine (v0.32.0) with config: ...")
+    say("core.py:93", f"Initializing a V1 LLM engine (v0.32.0) with config: model='{model}', compilation_config={graphs()}")
     if "nnodes" in flags:
         meet(flags)
     # Only now, so that a start that fails is quick.
