@@ -225,6 +225,22 @@ def test_beside_a_gpu_a_budget_as_large_as_the_cuda_graphs_is_tried_and_graphs_a
         assert (none.graphs, none.restart, none.values[spaces.BUDGET]) == (None, {}, (2048, 4096, 8192, 16384))
 
 
+def test_a_plain_start_with_fewer_sequences_has_the_cuda_graphs_under_which_it_was_measured() -> None:
+    space, flag = graphed(cap=256), "max-cudagraph-capture-size"
+
+    def flags(**point: Any) -> dict[str, Any]:
+        return spaces.plain_flags({**space.defaults, **point}, space)
+
+    assert flags() == {} and flags(**{spaces.CAP: 256, spaces.BUDGET: 512}) == {"max-num-batched-tokens": 512}
+    assert flags(**{spaces.CAP: 64}) == {"max-num-seqs": 64, flag: 512}
+    assert flags(**{spaces.CAP: 32, spaces.BUDGET: 256}) == {"max-num-batched-tokens": 256, "max-num-seqs": 32, flag: 256}
+    assert flags(**{spaces.CAP: 64, flag: 2048}) == {"max-num-seqs": 64, flag: 2048}, "its own are the larger ones"
+    listed = graphed(live={spaces.CAP: [64, 256]}, flags={"max-num-seqs": 32})
+    assert listed.graphs == 512 and spaces.plain_flags({spaces.CAP: 64}, listed) == {"max-num-seqs": 64, flag: 512}
+    assert spaces.plain_flags(listed.defaults, listed) == {}, "the defaults are vLLM's own"
+    assert spaces.plain_flags({spaces.CAP: 64}, graphed("cpu")) == {"max-num-seqs": 64}
+
+
 def test_a_key_of_a_flag_can_be_searched_as_a_flag_is() -> None:
     space = on(1, **{"stream-interval.of": [8]})
     assert space.restart == {"stream-interval.of": (8,)} and space.defaults["stream-interval.of"] is None

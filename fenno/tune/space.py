@@ -288,7 +288,15 @@ def wide(space: Space) -> dict[str, Scalar | list[Scalar]]:
 def plain_flags(point: Point, space: Space) -> dict[str, Scalar | list[Scalar]]:
     """The flags that give `point` at a start: only what differs from the defaults."""
     flags: dict[str, Scalar | list[Scalar]] = {PLAIN[knob]: point[knob] for knob in changed(point, space) if knob in PLAIN}
-    return {**flags, **flags_of(restart_part(point, space))}
+    return {**flags, **(_kept_graphs(point, space) if flags else {}), **flags_of(restart_part(point, space))}
+
+
+def _kept_graphs(point: Point, space: Space) -> dict[str, Scalar | list[Scalar]]:
+    """The CUDA graphs of the wide start, where one with fewer sequences would capture only smaller ones by itself, and the host
+    would launch steps kernel by kernel that were captured when they were measured."""
+    cap, budget = point.get(CAP), point.get(BUDGET)
+    kept = min([space.graphs or 0, *([budget] if isinstance(budget, int) else [])])
+    return {GRAPHS: kept} if isinstance(cap, int) and 2 * cap < kept else {}
 
 
 def plain_variables(point: Point, space: Space) -> dict[str, str | None]:
