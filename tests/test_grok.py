@@ -143,6 +143,21 @@ def test_a_rank_whose_files_are_all_missing_is_named() -> None:
         grok_layout.join(files, grok())
 
 
+@pytest.mark.parametrize("name", ["layers.0.block_sparse_moe.experts.0.w1.weight_scale", "layers.3.pre_attn_norm.weight"])
+def test_parts_that_are_none_of_groks_are_named_and_not_passed_over(name: str) -> None:
+    files = published() | {"more.safetensors": {"model.layers.0.self_attn.rotary_emb.inv_freq": (4,)}}
+    grok_layout.join(files, grok())
+    files["more.safetensors"][f"model.{name}"] = (1,)
+    with pytest.raises(ValueError, match=f"the weight model.{name} is none of Grok's"):
+        grok_layout.join(files, grok())
+
+
+def test_a_weight_in_eight_bits_that_lacks_its_scale_is_named() -> None:
+    grok_layout.scaled(["a.weight", "b.weight"], {"a.weight_scale", "b.weight_scale_inv"})
+    with pytest.raises(ValueError, match=r"lacks b.weight_scale"):
+        grok_layout.scaled(["a.weight", "b.weight"], {"a.weight_scale", "b.input_scale"})
+
+
 def test_a_rank_that_is_given_its_own_experts_asks_for_all_of_them_and_for_no_other() -> None:
     names = [f"l.{layer}.mlp.experts.{expert}.{part}.weight" for layer in range(2) for expert in range(4) for part in ("w1", "w2")]
     expected = ["norm.weight", *names]

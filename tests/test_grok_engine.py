@@ -137,6 +137,11 @@ def test_a_whole_weight_of_another_shape_or_twice_is_named() -> None:
         grok._check("a.weight", torch.zeros(4, 2), table, {"a.weight"})
     with pytest.raises(ValueError, match=r"b.bias is none of Grok's"):
         grok._load("b.bias", torch.zeros(1), {})
+    table = {"a.experts.7.w1.weight": grok_layout.Weight((4, 2), 0)}
+    grok._check("a.experts.7.w1.weight_scale", torch.zeros(1), table, set())
+    for name in ("a.experts.8.w1.weight", "a.experts.w1.weight"):
+        with pytest.raises(ValueError, match=f"{name} is none of Grok's"):
+            grok._check(name, torch.zeros(4, 2), table, set())
 
 
 def stage(folder: Path) -> Any:
@@ -201,6 +206,24 @@ def test_scales_of_the_kv_cache_are_taken_and_tables_of_the_rotation_left(folder
     with pytest.raises(ValueError, match="the checkpoint lacks"):
         GrokForCausalLM.load_weights(model, [(name, torch.tensor(value)) for name, value in weights.items()])
     assert scale == 0.5
+
+
+def test_weights_in_eight_bits_are_taken_with_their_scales_alone(folders: dict[str, Path]) -> None:
+    import torch
+
+    from fenno.vllm_plugin import grok_layout
+    from fenno.vllm_plugin.grok import GrokForCausalLM
+
+    # Everything is another stage's, so that only what is asked for counts.
+    model = stage(folders["git"])
+    model.model.layers[1] = type(model.lm_head)()
+    weights = {name: torch.empty(weight.shape, device="meta") for name, weight in grok_layout.weights(model.grok).items()}
+    name = "model.layers.0.block_sparse_moe.experts.3.w2.weight"
+    weights[name] = weights[name].to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=rf"the checkpoint lacks {name}_scale"):
+        GrokForCausalLM.load_weights(model, weights.items())
+    weights[f"{name}_scale"] = torch.ones(())
+    assert GrokForCausalLM.load_weights(model, weights.items()) == set()
 
 
 @pytest.mark.parametrize(

@@ -246,25 +246,30 @@ class GrokForCausalLM(nn.Module, SupportsPP):  # type: ignore[misc]
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Take whole weights under the names of either release; returns the names of the parameters that got something.
 
-        Raises `ValueError` that names a weight which is missing from this stage, doubled, misshaped or none of Grok's.
+        Raises `ValueError` that names a weight which is missing from this stage, doubled, misshaped, without its scale or none of
+        Grok's.
         """
         expected = grok_layout.weights(self.grok)
         parameters = {grok_versions.plain_name(name): (name, value) for name, value in self.named_parameters()}
         seen: set[str] = set()
+        eights: list[str] = []
         loaded: set[str] = set()
         for spelt, tensor in weights:
             name = grok_layout.second_name(spelt)
             if name.endswith("_scale"):
                 name = maybe_remap_kv_scale_name(name, parameters)
-            # Not kept: a scale of a KV cache that is not quantised here, tables that some ports hold, a head that is tied.
-            if name is None or ".rotary_emb." in name or (name == "lm_head.weight" and self.grok.tied):
+            # No name: a scale of a KV cache that is not quantised here.
+            if name is None or grok_layout.unused(name, self.grok):
                 continue
             _check(name, tensor, expected, seen)
             seen.add(name)
+            if name in expected and tensor.is_floating_point() and tensor.itemsize == 1:
+                eights.append(name)
             if not is_pp_missing_parameter(name, self):
                 loaded.add(_load(name, tensor, parameters))
         here = [name for name in expected if not is_pp_missing_parameter(name, self)]
         grok_layout.complete(grok_layout.of_experts(here, self.given), seen)
+        grok_layout.scaled(eights, seen)
         return loaded
 
 
@@ -296,7 +301,9 @@ def _warn(grok: Grok, longest: int) -> None:
 
 
 def _check(name: str, tensor: torch.Tensor, expected: dict[str, grok_layout.Weight], seen: set[str]) -> None:
-    """Raise `ValueError` when `name` came before or has another shape than Grok's."""
+    """Raise `ValueError` when `name` came before, has another shape than Grok's or is of an expert that Grok has not."""
+    if ".experts." in name and f"{name.rpartition('.')[0]}.weight" not in expected:
+        raise ValueError(f"the weight {name} is none of Grok's")
     shape = expected[name].shape if name in expected else tuple(tensor.shape)
     if tuple(tensor.shape) != shape:
         raise ValueError(

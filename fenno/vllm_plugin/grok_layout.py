@@ -7,7 +7,7 @@ in PyTorch names) and Grok-2 (`model_type: git`, architecture `Grok1ForCausalLM`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -157,6 +157,11 @@ def _layer(grok: Grok) -> dict[str, Weight]:
     }
 
 
+def unused(name: str, grok: Grok) -> bool:
+    """Whether some ports' files hold `name` (Grok-2's) and `grok` needs it not: tables of the rotation, a head that is tied."""
+    return ".rotary_emb." in name or (name == "lm_head.weight" and grok.tied)
+
+
 class Parts(NamedTuple):
     """A weight as files hold it: the files in the order in which they are joined along `axis`; one file: the whole weight."""
 
@@ -169,10 +174,10 @@ RANK = re.compile(r"-TP-(\d{3})\.safetensors$")
 
 
 def join(files: Mapping[str, Mapping[str, tuple[int, ...]]], grok: Grok) -> list[Parts]:
-    """How the weights in `files` (file -> name as it is there -> shape) make whole ones; names that Grok has not are left out.
+    """How the weights in `files` (file -> name as it is there -> shape) make whole ones.
 
     `*-TP-00r.safetensors` holds the r-th part of each of its weights, every other file whole ones. Raises `ValueError` that
-    names a weight which is missing, doubled or misshaped.
+    names a weight which is missing, doubled, misshaped or none of Grok's; scales of quantised ones are none.
     """
     expected = weights(grok)
     ranks = {file: int(found[1]) for file in files if (found := RANK.search(file))}
@@ -180,6 +185,9 @@ def join(files: Mapping[str, Mapping[str, tuple[int, ...]]], grok: Grok) -> list
     for file in sorted(files):
         for name in files[file]:
             held.setdefault(second_name(name), []).append((file, name))
+    for name in held:
+        if name not in expected and not unused(name, grok):
+            raise ValueError(f"the weight {name} is none of Grok's")
     complete(expected, held)
     joined = []
     for name, weight in expected.items():
@@ -217,6 +225,16 @@ def of_experts(expected: Iterable[str], given: set[int] | None) -> list[str]:
     """Of `expected` what is of no expert or of one that is `given`; all where that is None."""
     experts = ((name, name.partition(".experts.")[2].partition(".")[0]) for name in expected)
     return [name for name, expert in experts if given is None or not expert or int(expert) in given]
+
+
+def scaled(eights: Iterable[str], found: Container[str]) -> None:
+    """Raise `ValueError` that names the first scale which is not in `found` of weights (`eights`) in eight bits.
+
+    vLLM asks for none: without its scale a weight would be used as if it had any.
+    """
+    for name in eights:
+        if f"{name}_scale" not in found and f"{name}_scale_inv" not in found:
+            raise ValueError(f"the checkpoint lacks {name}_scale")
 
 
 def complete(expected: Iterable[str], found: Iterable[str]) -> None:
