@@ -33,12 +33,16 @@ CONFIG = dummy.grok2(SIZE, "float32") | CAPS
 PARTS = 8
 
 
-def job(folder: Path, ranks: int) -> dict[str, Any]:
-    """How to get the logits of so many ranks, which share this process's processors."""
+def bound(ranks: int) -> dict[str, str]:
+    """The variable by which so many CPU ranks share this process's processors."""
     cores = sorted(os.sched_getaffinity(0))
-    bound = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
+    return {"VLLM_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))} if ranks > 1 else {}
+
+
+def job(folder: Path, ranks: int) -> dict[str, Any]:
+    """How to get the logits of so many ranks."""
     options = {"load_format": grok_versions.LOAD_FORMAT, "tensor_parallel_size": ranks}
-    return {"folder": str(folder), "options": options, "env": {"VLLM_CPU_OMP_THREADS_BIND": bound} if ranks > 1 else {}}
+    return {"folder": str(folder), "options": options, "env": bound(ranks)}
 
 
 def main() -> int:

@@ -2,7 +2,8 @@
 
 usage: python benchmarks/grok/ways.py [--device cuda|cpu] [--python PY] [--only WAY]... [--dtype DTYPE]... [--out FILE]
 
-PY: an interpreter with vLLM. With 0.24, its own Grok stands beside fenno's, with the differences out that own.py names.
+PY: an interpreter with vLLM. With 0.24, its own Grok stands beside fenno's, with the differences out that own.py names. On the CPU
+expert parallelism wants 0.24, where plain_experts.py stands in for the kernel of vLLM's that crashes there.
 
 Log-probabilities, since several ranks say no logits up to vLLM 0.28: |difference| / max |other|, of the worst and of the median
 position. In bfloat16 a router may choose another expert, so there the worst position says little. Float32 products are whole
@@ -23,7 +24,7 @@ from beside import apart, ask, host, typical, write
 from grok_reference import Reference
 from logits import prompts
 from own import BAR, DIFFERENCES
-from ranks import CAPS, PARTS
+from ranks import CAPS, PARTS, bound
 
 from fenno.engine import checkpoint, dummy
 from fenno.errors import ProcessError
@@ -32,10 +33,12 @@ from fenno.vllm_plugin import grok_versions
 # Heads as the GPU's attention kernels take them; 0.24's own takes the hidden size over the number of heads for a head's.
 SIZE = dummy.Size(layers=4, hidden=512, heads=8, kv_heads=4, head=64, expert=512, shared=512)
 CUT = {"load_format": grok_versions.LOAD_FORMAT}
+# By default none is captured for more tokens than twice the sequences: fewer than any step has here.
+GRAPHS = {"enforce_eager": False, "max_num_batched_tokens": 256, "compilation_config": {"cudagraph_capture_sizes": [16, 64, 256]}}
 EXPERTS = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
 WAYS: dict[str, dict[str, Any]] = {
     "one": {},
-    "graphs": {"enforce_eager": False, "max_num_batched_tokens": 256},
+    "graphs": GRAPHS,
     "tp2": CUT | {"tensor_parallel_size": 2},
     "pp2": CUT | {"pipeline_parallel_size": 2},
     "pp2 whole": {"pipeline_parallel_size": 2},
@@ -55,6 +58,9 @@ def job(home: Path, way: str, dtype: str, device: str) -> dict[str, Any]:
     options = {"dtype": dtype} | WAYS[way] | (SHARE if device == "cuda" else {})
     folder = str(home / dtype / ("cut" if "load_format" in options else "whole"))
     env = {"TRITON_F32_DEFAULT": "ieee"} | ({} if way.startswith("own") else {grok_versions.FORCE: "1"})
+    if device == "cpu":
+        env |= bound(max(options.get("tensor_parallel_size", 1), options.get("pipeline_parallel_size", 1)))
+        options |= {"worker_extension_cls": "plain_experts.Worker"} if "enable_expert_parallel" in options else {}
     if not way.startswith("own"):
         return {"folder": folder, "options": options, "env": env}
     config = DIFFERENCES["grok2"]["caps logits, then multiplies"]["own"]["config"]
