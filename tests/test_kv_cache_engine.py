@@ -144,17 +144,15 @@ def noted() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize(("name", "windows"), [("Llama", 1), ("Gemma2", 2)])
-def test_a_tokens_first_layer_makes_the_views_of_many_and_each_layer_stores_in_one_call(
+def test_where_tokens_follow_each_other_one_makes_the_views_of_many_and_each_layer_stores_in_one_call(
     models: dict[str, Any], name: str, windows: int
 ) -> None:
     import torch
 
-    from fenno.kv.contiguous import AHEAD
-
     cache = contiguous(models[name])
     said = []
     with torch.no_grad():
-        for tokens in (20, 5, 1, 1):
+        for tokens in (20, 5, 1, 1, 1, 1, 1, 1, 1):
             new = keys_and_values(2, tokens)
             with noted() as calls:
                 for layer in range(3):
@@ -162,23 +160,52 @@ def test_a_tokens_first_layer_makes_the_views_of_many_and_each_layer_stores_in_o
             said.append(calls)
     # The places, and what is shown: with sliding windows that is cut a second time.
     views = ["slice", "split_with_sizes"] + ["slice", "unsafe_split_with_sizes"] * windows
-    assert said[1:] == [views + ["select", "copy_"] * 6, views * AHEAD + ["where"] * 3, ["where"] * 3]
+    assert said[1] == views + ["select", "copy_"] * 6
+    assert said[2:] == [views * ahead + ["where"] * 3 for ahead in (1, 2, 0, 4, 0, 0, 0)]
 
 
-def test_a_copy_of_a_cache_goes_its_own_way(models: dict[str, Any]) -> None:
+def test_tokens_between_several_at_once_make_no_views_that_are_not_used(models: dict[str, Any]) -> None:
+    import torch
+
+    cache = contiguous(models["Llama"])
+    with torch.no_grad(), noted() as calls:  # as a draft that guesses right now and then
+        for tokens in (2, 1, 2, 1, 2, 1):
+            for layer in range(3):
+                cache.update(*keys_and_values(2, tokens), layer)
+    assert calls.count("unsafe_split_with_sizes") == 6
+
+
+@pytest.mark.parametrize("way", ["deep copy", "pickle"])
+def test_a_copy_of_a_cache_goes_its_own_way(models: dict[str, Any], way: str) -> None:
     import copy
+    import pickle
 
     import torch
 
     cache = contiguous(models["Llama"])
-    first, other = keys_and_values(2, 1), keys_and_values(2, 1)
+    pairs = [keys_and_values(2, 1) for _ in range(4)]
     with torch.no_grad():
-        for layer in range(3):
-            cache.update(*first, layer)
-        twin = copy.deepcopy(cache)
-        stored = [which.update(*pair, 0) for which, pair in ((cache, first), (twin, other))]
-    assert [torch.equal(keys[:, :, 1:], pair[0]) for (keys, _), pair in zip(stored, (first, other), strict=True)] == [True, True]
-    assert torch.equal(twin.tensor[1, 0, :, :, 1].transpose(0, 1), other[1][:, :, 0])
+        for pair in pairs[:2]:
+            for layer in range(3):
+                cache.update(*pair, layer)
+        assert len(pickle.dumps(cache)) < 2 * cache.tensor.nbytes + 100_000
+        twin = copy.deepcopy(cache) if way == "deep copy" else pickle.loads(pickle.dumps(cache))
+        stored = [which.update(*pair, 0) for which, pair in ((cache, pairs[2]), (twin, pairs[3]))]
+    for (keys, values), last in zip(stored, pairs[2:], strict=True):
+        assert torch.equal(keys, torch.cat([pair[0] for pair in (*pairs[:2], last)], dim=2))
+        assert torch.equal(values, torch.cat([pair[1] for pair in (*pairs[:2], last)], dim=2))
+    assert torch.equal(twin.tensor[1, 0, :, :, 2].transpose(0, 1), pairs[3][1][:, :, 0])
+
+
+def test_what_was_stored_in_inference_mode_can_be_followed_outside_of_it(models: dict[str, Any]) -> None:
+    import torch
+
+    cache = contiguous(models["Llama"], step=5)
+    pairs = [keys_and_values(2, 3) for _ in range(4)]
+    for pair, mode in zip(pairs, (torch.inference_mode, torch.inference_mode, torch.no_grad, torch.no_grad), strict=True):
+        with mode():
+            keys, _ = cache.update(*pair, 0)
+    assert torch.equal(keys, torch.cat([keys for keys, _ in pairs], dim=2))
 
 
 def test_keys_that_autocast_made_wider_than_values_are_stored_with_them(models: dict[str, Any]) -> None:

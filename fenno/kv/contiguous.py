@@ -16,7 +16,7 @@ from fenno.errors import CacheError
 
 KINDS = ("full_attention", "sliding_attention")
 BATCH, SEQUENCE = 3, 4  # axes of the tensor
-AHEAD = 32  # tokens whose views are made at once
+AHEAD = 32  # tokens whose views are made at once, at most
 
 
 class Block:
@@ -32,6 +32,14 @@ class Block:
         self.step = step
         self.put(None)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without views: a copy needs its own, of its own tensor."""
+        return {name: getattr(self, name) for name in ("windows", "limit", "step", "tensor")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.put(self.tensor)
+
     def put(self, tensor: torch.Tensor | None) -> None:
         """Another tensor instead of this one, which no view keeps any longer."""
         self.tensor = tensor
@@ -46,13 +54,15 @@ class Block:
     def prepare(self, start: int, keys: torch.Tensor, values: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
         """The views of all layers for keys and values like these behind `start` tokens. Raises what `room` does.
 
-        For one token those of the tokens after it are made as well: in a row each takes half as long as between other work.
+        Where one token follows another those of the tokens after it are made as well, twice as many each time: in a row each takes
+        half as long as between other work.
         """
         new = keys.shape[-2]
         self.room(keys, values, start + new)
         assert self.tensor is not None
+        ahead = min(2 * len(self.views), AHEAD) if new == 1 and start - 1 in self.views else 1
+        last = min(start + ahead, self.tensor.shape[SEQUENCE] - new + 1)
         self.views = {}  # before the new ones are made, which then get their memory
-        last = min(start + AHEAD, self.tensor.shape[SEQUENCE]) if new == 1 else start + 1
         self.views = {at: self._views(at, new) for at in range(start, last)}
         self.new, self.shape, self.key_type, self.value_type = new, keys.shape, keys.dtype, values.dtype
         # At a token a call is dearer than its bytes; of a prompt `torch.where` would read twice as many.
@@ -80,7 +90,8 @@ class Block:
     def allocate(self, keys: torch.Tensor) -> None:
         """Room for the first `step` tokens of keys (batch, KV heads, tokens, head size), and of values like them."""
         batch, heads, _, size = keys.shape
-        self.put(keys.new_zeros(2, len(self.windows), heads, batch, self.step, size))
+        with torch.inference_mode(False):  # or it could be written to in inference mode alone
+            self.put(keys.new_zeros(2, len(self.windows), heads, batch, self.step, size))
 
     def room(self, keys: torch.Tensor, values: torch.Tensor, end: int) -> None:
         """Have room for tokens up to `end`. Raises `CacheError` where that is too many, or their shape is another's."""
@@ -111,7 +122,8 @@ class Block:
         """The same with as many more steps as `end` needs; old and new exist at once while it is copied."""
         shape = list(old.shape)
         shape[SEQUENCE] = min(-(-end // self.step) * self.step, self.limit)
-        new = old.new_zeros(shape)
+        with torch.inference_mode(False):
+            new = old.new_zeros(shape)
         new[..., : old.shape[SEQUENCE], :] = old
         return new
 
