@@ -303,7 +303,7 @@ class Study:
             before = f"{part.of}, before {name}"
             self.closed(before, dataclasses.replace(told, arms=dict(list(told.arms.items())[:1]), seeds=1))
             tpots = [t["tpot_ms"] for t in self.found["trials"] if t["part"] == before]
-            rate = told.cap / (tpots[0] / 1e3) / mean_answer(self.chosen) if tpots else 0.0
+            rate = told.cap / (tpots[0] / 1e3) / mean_answer(self.chosen) if tpots and tpots[0] else 0.0
         else:
             rate = self.capacity
         self.found["parts"].setdefault(name, {})["rate"] = rate

@@ -290,12 +290,14 @@ class ContiguousCache(Cache):  # type: ignore[misc]
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Each row of the batch `repeats` times, in a new block."""
         if self.block.tensor is not None:
-            self.block.put(self.block.tensor.repeat_interleave(repeats, dim=BATCH))
+            with torch.inference_mode(False):
+                self.block.put(self.block.tensor.repeat_interleave(repeats, dim=BATCH))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """These rows of the batch alone, in a new block."""
         if self.block.tensor is not None:
-            self.block.put(self.block.tensor[:, :, :, indices])
+            with torch.inference_mode(False):
+                self.block.put(self.block.tensor[:, :, :, indices])
 
 
 def _windows(config: Any) -> list[int | None]:

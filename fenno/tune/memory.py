@@ -49,7 +49,7 @@ def leaves(target: float, memory: int, gpus: int) -> float:
     Raises `UsageError` where that is nothing.
     """
     share = (target if target <= 1 else target / (gpus * memory)) - BESIDE / memory
-    left = math.floor(100 * share) / 100
+    left = math.floor(round(100 * share, 6)) / 100  # 0.8 is 79.99… hundredths in floating point
     if left <= 0:
         said = f"a memory target of {units.show_memory(target)} leaves an engine no memory"
         raise UsageError(said, "give more, such as --max-memory 85%")
