@@ -24,7 +24,7 @@ from fenno.recipe import Recipe, Scalar, Targets
 from fenno.tune import capacity, propose, trial, verdict
 from fenno.tune.capacity import Bracket, Maximize, Most
 from fenno.tune.judge import Figure, Judgement, judge
-from fenno.tune.propose import HELP, UNTOLD, Limit, Load, Roofline, Steps, Tried, by_rule, diagnose, next_restart
+from fenno.tune.propose import HELP, UNSURE, UNTOLD, Limit, Load, Roofline, Steps, Tried, by_rule, diagnose, next_restart
 from fenno.tune.run import allowances, hopeless, out_of_memory
 from fenno.tune.space import AGING, BUDGET, CAP, EDGES, POLICY, STREAM, Space, changed
 from fenno.tune.study import Trial
@@ -306,7 +306,7 @@ def test_steps_beyond_the_cuda_graphs_are_overhead_unless_something_else_is_know
     found = diagnose(load, {BUDGET: 2048, CAP: 256}, roofline)
     assert (found.name, found.graphs) == (name, 512 if name == "overhead" else None)
     if name == "overhead":
-        assert found.evidence == LAUNCHES.format(int(load.step_tokens or 620)) + (TOOK if roofline else "")
+        assert found.evidence == LAUNCHES.format(int(load.step_tokens or 620)) + (TOOK if roofline else UNSURE)
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def diagnose(load: Load, point: spaces.Point, roofline: Roofline | None = None) 
     if waiting >= 1 and isinstance(budget, int) and (load.step_tokens or 0.0) >= 0.8 * budget:
         return Limit("budget", f"{waiting:.0f} requests waited; a step took {load.step_tokens:.0f} of at most {budget} tokens")
     if beyond and name == UNTOLD:
-        return Limit("overhead", beyond, load.graphs)
+        return Limit("overhead", f"{beyond}{UNSURE}", load.graphs)
     waited = f"{waiting:.2g}" if waiting < 1 else f"{waiting:.0f}"
     return Limit("queue" if waiting else name, f"{running:.0f} requests ran and {waited} waited: steps take long{took}")
 
@@ -146,6 +146,7 @@ def bound(steps: Steps | None, roofline: Roofline | None) -> tuple[str, str]:
 
 
 UNTOLD = "compute or memory bandwidth"
+UNSURE = "; whether that is what takes long cannot be told of this GPU"
 _GPUS = "more GPUs (`tensor-parallel-size`), or fewer requests on each"
 # By limit: what would help, also where fenno does not turn it by itself.
 HELP = {
