@@ -10,8 +10,10 @@ from fenno.engine.catalogue import Catalogue, Flag, Identity
 from fenno.errors import UsageError
 from fenno.machine import Gpu, Machine
 from fenno.recipe import Recipe
-from fenno.tune import memory
+from fenno.tune import arms, memory, propose
 from fenno.tune import space as spaces
+from fenno.tune.run import out_of_reach
+from fenno.tune.study import Trial
 
 GIB = 2**30
 
@@ -56,7 +58,7 @@ def test_three_gib_of_a_gpu_and_less_than_a_hundredth_more_are_left_below_its_ta
     after = memory.within(before, known(), host(gpus, size))
     assert after.engine.flags == {memory.FLAG: share}
     assert memory.remark(before, after)[0].startswith(f"the memory target sets gpu-memory-utilization to {share:g}: ")
-    assert spaces.build(after, known()).defaults == spaces.build(before, known()).defaults, "it is no knob of the search"
+    assert spaces.build(after, known()).listed == spaces.build(before, known()).listed, "it is no knob that is drawn"
 
 
 @pytest.mark.parametrize(("target", "size", "said"), [("1%", 80, "1 %"), ("3GiB", 80, "3.0 GiB"), ("85%", 3.5, "85 %")])
@@ -93,3 +95,39 @@ def test_a_recipe_that_needs_no_such_flag_stays_as_it_is(why: str) -> None:
     after: Any = memory.within(before, catalogue, host(gpus))
     assert after is before
     assert memory.remark(before, after) == []
+
+
+@pytest.mark.parametrize(
+    ("target", "flags", "less"),
+    [
+        ("85%", "{gpu-memory-utilization: 0.82}", 0.77),
+        ("85%", "{gpu-memory-utilization: 0.92}", 0.8),
+        ("97%", "{}", 0.87),
+        ("40GiB", "{gpu-memory-utilization: 0.46}", 0.41),
+    ],
+)
+def test_over_its_memory_target_an_engine_is_started_with_less_and_nowhere_else(target: str, flags: str, less: float) -> None:
+    space = spaces.build(asked(target, flags), known())
+    assert (space.restart, space.unlisted) == ({memory.FLAG: (less,)}, (memory.FLAG,))
+    point, found = space.defaults, {}
+    for name in ("memory", "compute", "overhead", "kv"):
+        start = propose.next_restart([propose.Tried(point, 2.0, propose.Limit(name, ""))], space, [point])
+        found[name] = start and spaces.plain_flags(start.point, space)
+    flag = {memory.FLAG: less}
+    assert found == {"memory": flag, "compute": None, "overhead": None, "kv": None}
+    assert not [p for arm in ("random", "grid") for p in arms.points(space, arm, seed=1) if p[memory.FLAG] == less]
+
+
+def test_what_memory_or_the_http_server_holds_back_waits_for_a_start_and_no_more_points_come_before_it() -> None:
+    def held(name: str, ruled: propose.Proposal | None = None) -> bool:
+        return out_of_reach(Trial(0, {}, "rule", "", "missed", 2.0, 1.0, limit=propose.Limit(name, "")), ruled)
+
+    fewer, wider = propose.Proposal({spaces.CAP: 8}, ""), propose.Proposal({spaces.STREAM: 8}, "")
+    assert [held("memory"), held("memory", fewer), held("front end"), held("front end", fewer)] == [True] * 4
+    assert [held("front end", wider), held("compute"), held("kv", fewer)] == [False] * 3
+
+
+@pytest.mark.parametrize("why", ["no target", "a CPU", "bytes of its own", "a knob of the search"])
+def test_an_engine_whose_memory_is_not_to_be_changed_is_started_with_no_less(why: str) -> None:
+    chosen, catalogue, _ = UNCHANGED[why]
+    assert memory.FLAG not in spaces.build(chosen, catalogue).unlisted

@@ -51,16 +51,16 @@ def points(space: Space, arm: Arm, seed: int) -> Iterator[dict[str, Scalar]]:
     if arm in ("defaults", "tpe"):
         return
     # What differs from the default is listed for flags of the start, every value for live knobs.
-    values = space.every
+    values = space.listed
     count = math.prod(len(listed) for listed in values.values())
     for index in random.Random(seed).sample(range(count), count) if arm == "random" else range(count):
-        point: dict[str, Scalar] = {}
+        point = dict(space.defaults)
         for knob, listed in reversed(values.items()):
             index, place = divmod(index, len(listed))
             point[knob] = listed[place]
         # Where an order is off its parameters change nothing: of such points one is enough.
         if point != space.defaults and spaces.legal(point) and spaces.canonical(point, space) == point:
-            yield {knob: point[knob] for knob in space.defaults}
+            yield point
 
 
 def survey(run: Run, arm: Arm, *, starts: int = 0) -> Verdict:

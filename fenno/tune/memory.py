@@ -11,12 +11,13 @@ from fenno import units
 from fenno.engine.catalogue import Catalogue
 from fenno.errors import UsageError
 from fenno.machine import Machine
-from fenno.recipe import Recipe
+from fenno.recipe import Recipe, Scalar
 
 FLAG, OTHER = "gpu-memory-utilization", "kv-cache-memory-bytes"
 # Bytes that a GPU holds beside that share at its peak under load: the CUDA context, captured graphs, what torch's allocator adds. A
 # larger GPU has no more of it. 1.5 to 2.05 GiB were measured, and some models capture up to 1 GiB more (docs/tuning.md).
 BESIDE = 3 * 2**30
+LESS = 0.05  # of a GPU, when that was not enough
 # The GPU that is reckoned with where NVML says nothing.
 USUAL = 80 * 2**30
 
@@ -40,6 +41,17 @@ def within(recipe: Recipe, known: Catalogue, host: Machine) -> Recipe:
         return recipe
     flags = {**recipe.engine.flags, FLAG: left}
     return recipe.model_copy(update={"engine": recipe.engine.model_copy(update={"flags": flags})})
+
+
+def less(recipe: Recipe, known: Catalogue) -> dict[str, list[Scalar]]:
+    """A smaller share for where memory is over its target under load all the same; nothing where the recipe says what the cache
+    takes, and where it runs on no GPU."""
+    target, flag = recipe.targets.memory, known.flags.get(FLAG)
+    share = recipe.engine.flags.get(FLAG, flag.default if flag else None)
+    if target is None or known.platform == "cpu" or not isinstance(share, float) or OTHER in recipe.engine.flags:
+        return {}
+    left = round(min(share, target if target <= 1 else share) - LESS, 2)
+    return {FLAG: [left]} if left > 0 else {}
 
 
 def leaves(target: float, memory: int, gpus: int) -> float:

@@ -244,7 +244,6 @@ _MEMORY = ("gpu-memory-utilization", "kv-cache-memory-bytes")
 _RESTARTS = {
     "front end": ("api-server-count", "VLLM_USE_RUST_FRONTEND", "stream-interval"),
     "kv": _MEMORY,
-    "memory": _MEMORY,
     "overhead": ("async-scheduling", "performance-mode"),
 }
 
@@ -252,8 +251,8 @@ _RESTARTS = {
 def next_restart(
     tried: Sequence[Tried], space: Space, seen: Sequence[spaces.Point], refused: Sequence[spaces.Point] = ()
 ) -> Proposal | None:
-    """The best point so far under one more restart flag moved: those that its limit names first, larger CUDA graphs where its steps
-    are beyond them, then those whose starts take less. None when all were tried.
+    """The best point so far under one more restart flag moved: those that its limit names first, as larger CUDA graphs where its
+    steps are beyond them and less memory where that is over its target, then those whose starts take less. None when all are tried.
 
     `seen`: points, failed ones too; a setting of restart flags that one of them had is not proposed again. `refused`: points with
     which no engine started; none with the same flags among others is proposed either.
@@ -263,10 +262,12 @@ def next_restart(
     best = min(tried, key=lambda t: t.score)
     before = [spaces.restart_part(point, space) for point in seen]
     never = [part for point in refused if (part := spaces.restart_part(point, space))]
-    larger = (GRAPHS,) if best.limit.graphs else ()
-    named = [knob for knob in (*larger, *_RESTARTS.get(best.limit.name, ())) if knob in space.restart]
-    left = [knob for knob in space.restart if knob not in named and knob not in space.unlisted]
-    others = sorted(left, key=lambda knob: knob not in _QUICK)
+    # These answer to one limit alone, unless the recipe lists them.
+    answers = (GRAPHS,) if best.limit.graphs else _MEMORY if best.limit.name == "memory" else ()
+    listed = [knob for knob in space.restart if knob not in space.unlisted]
+    named = [knob for knob in answers if knob in space.restart]
+    named += [knob for knob in _RESTARTS.get(best.limit.name, ()) if knob in listed and knob not in named]
+    others = sorted((knob for knob in listed if knob not in named), key=lambda knob: knob not in _QUICK)
     for knob in (*named, *others):
         for value in space.restart[knob]:
             point = {**best.point, knob: value}

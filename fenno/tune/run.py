@@ -275,18 +275,18 @@ def next_point(run: Run, trials: list[Trial], restart: Point) -> Proposal | None
 
 
 def start_first(run: Run, best: Trial | None, telling: list[Trial], ruled: Proposal | None) -> bool:
-    """Whether the next start comes before more points of this engine: its `best` is held back by the HTTP server, which nothing
-    live reaches but the stream interval, and that is not what is `ruled`; or another study's point is due. `telling` as for
-    `next_start`."""
+    """Whether the next start comes before more points of this engine: its `best` is held back by what nothing live reaches, or
+    another study's point is due. `ruled`: what would come next here. `telling` as for `next_start`."""
     coming = next_start(run, telling)
-    return coming is not None and (front_end(best, ruled) or coming.point == run.first)
+    return coming is not None and (out_of_reach(best, ruled) or coming.point == run.first)
 
 
-def front_end(best: Trial | None, ruled: Proposal | None) -> bool:
-    """Whether the HTTP server holds the best point back, and what is `ruled` to come next does not relieve it."""
-    if best is None or best.limit is None or best.limit.name != "front end":
+def out_of_reach(best: Trial | None, ruled: Proposal | None) -> bool:
+    """Whether the best point is held back by its memory, or by the HTTP server: of live knobs the stream interval alone relieves
+    that one, and it is not what is `ruled` to come next."""
+    if best is None or best.limit is None or best.limit.name not in ("memory", "front end"):
         return False
-    return ruled is None or spaces.in_bunches(ruled.point) <= spaces.in_bunches(best.point)
+    return best.limit.name == "memory" or ruled is None or spaces.in_bunches(ruled.point) <= spaces.in_bunches(best.point)
 
 
 def once_more(here: Sequence[Trial], busy: Sequence[Point] = ()) -> Proposal | None:

@@ -12,6 +12,7 @@ from fenno import control
 from fenno.engine.catalogue import Catalogue
 from fenno.errors import RecipeError
 from fenno.recipe import Latency, Recipe, Scalar
+from fenno.tune import memory
 from fenno.vllm_plugin import versions
 from fenno.vllm_plugin.order import Order
 
@@ -48,6 +49,11 @@ class Space:
     restart: Mapping[str, tuple[Scalar, ...]] = field(default_factory=dict)
     unlisted: tuple[str, ...] = ()
     graphs: int | None = None
+
+    @property
+    def listed(self) -> dict[str, tuple[Scalar, ...]]:
+        """Those of `every` that may be drawn, whatever binds."""
+        return {knob: values for knob, values in self.every.items() if knob not in self.unlisted}
 
     @property
     def every(self) -> dict[str, tuple[Scalar, ...]]:
@@ -88,7 +94,7 @@ def build(recipe: Recipe, catalogue: Catalogue, cores: int = 1) -> Space:
     _check_listed(listed, defaults, recipe, catalogue)
     values = {knob: _ordered({_checked(knob, value) for value in (*given, defaults[knob])}) for knob, given in listed.items()}
     restart: dict[str, tuple[Scalar, ...]] = {}
-    unlisted = {} if recipe.search.restart else _larger_graphs(graphs, budget)
+    unlisted = {} if recipe.search.restart else {**_larger_graphs(graphs, budget), **memory.less(recipe, catalogue)}
     for name, given in (recipe.search.restart or {**_front_end(catalogue, cores), **unlisted}).items():
         taken = _restart(name, given, recipe, catalogue)
         defaults[name] = _at_start(name, recipe, catalogue)

@@ -194,7 +194,8 @@ class Study:
         from optuna.trial import TrialState
 
         seen = [*(t.point for t in self.trials()), *(claim.point for claim in self.others())]
-        drawn = {knob: d for knob, d in self._distributions.items() if restart is None or knob in self.space.values}
+        among = self.space.listed if restart is None else self.space.values
+        drawn = {knob: d for knob, d in self._distributions.items() if knob in among}
         for _ in range(attempts):
             asked = self._study.ask(drawn)
             self._study.tell(asked, state=TrialState.PRUNED)
