@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fenno.recipe import Scalar
+from fenno.tune import memory
 from fenno.tune import space as spaces
 from fenno.tune.space import AGING, BUDGET, CAP, EDGES, GRAPHS, POLICY, STREAM, Space
 
@@ -236,11 +237,11 @@ def _moves(space: Space, point: spaces.Point, knob: str, up: bool | None) -> Seq
 
 # Outside the key of vLLM's compile cache, as its config classes have it: a start with another value of these compiles nothing anew.
 _QUICK = {
-    *("api-server-count", "stream-interval", "gpu-memory-utilization", "kv-cache-memory-bytes", "enable-prefix-caching"),
+    *("api-server-count", "stream-interval", memory.FLAG, memory.OTHER, "enable-prefix-caching"),
     *("max-num-queued-reqs", "max-num-queued-tokens", "scheduling-policy", "async-scheduling", "prefill-schedule-interval"),
 }
 # By limit: which flags that need a start can help; every other flag of the recipe comes after these, quick ones first.
-_MEMORY = ("gpu-memory-utilization", "kv-cache-memory-bytes")
+_MEMORY = (memory.FLAG, memory.OTHER)
 _RESTARTS = {
     "front end": ("api-server-count", "VLLM_USE_RUST_FRONTEND", "stream-interval"),
     "kv": _MEMORY,
